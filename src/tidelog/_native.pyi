@@ -12,6 +12,8 @@ _Buffer: TypeAlias = bytes | bytearray | memoryview
 _Ints: TypeAlias = NDArray[np.int64]
 _Span: TypeAlias = tuple[_Ints, _Ints]
 
+LAYOUT: dict[str, int]
+
 def encode_json_rows(
     buf: _Buffer,
     seq: _Ints,

@@ -1,21 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""[hot] JSON text in and out, compiled: `encode_json_rows` makes it of rows, `encode_json_batch` of a batch as it lies there, `parse_plain_body` takes
-the records out of the body of a write, `remove_json_escapes` and `json_depth` look at text that came. The values of a batch on their way into frames: `all_bytes`, `value_lengths`,
-`split_by_size`, `copy_values_into`. Frames of a WAL: `find_frames` from one to the next, `fsync_loop` for them in a thread. Records on their way into columns: `fill_indexed_records` finds them,
-`copy_values` lays their values into memory that `borrow_buffer` has used before. And the bodies of small writes and
-their responses: `parse_plain_bodies`, `encode_write_responses`.
+"""Compiled functions over bytes. Import them through `tidelog.native`.
 
-Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain`, `formats.json_text`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
-without it, `disk.beside.synced`, `formats.rows.plain` and `server.api.write`. Where there was no
-compiler there is no such module, and the twins serve.
+    records as JSON text    encode_json_rows, encode_json_batch
+    JSON text of clients    parse_plain_body, parse_plain_bodies, json_depth, remove_json_escapes
+    values of a batch       all_bytes, value_lengths, split_by_size, copy_values_into
+    frames of a WAL         find_frames, fsync_loop
+    columns of records      fill_indexed_records, copy_values, borrow_buffer
+    responses of writes     encode_write_responses
 
-    made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
-    row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
-                                                ^ cut here     what is behind it was never touched
+`_pure_python.py` has the reference implementation of each; where there is no compiler it is used instead.
 
-Nothing is believed: a value that lies outside the buffer is refused, and no row is begun that may not fit. What is
-small keeps the interpreter's lock: whoever lets go of it waits for it as long as another thread likes.
+Every position is checked: a value outside of its buffer raises ValueError, and no row is begun that may not fit. Text is
+written into a buffer of the largest possible size, which is then shortened. Calls on less than LARGE bytes keep the
+interpreter's lock: to take it again can last as long as another thread keeps it.
 """
 
 from cpython.buffer cimport PyBUF_CONTIG, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -29,11 +26,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 cdef extern from "Python.h":
-    # As they are, not as Cython wraps them: the object that is made changes its size before anybody sees it.
+    # Not as Cython wraps them: the new object changes its size before any other code sees it.
     PyObject* new_bytes "PyBytes_FromStringAndSize" (const char* text, Py_ssize_t size) except NULL
-    int resize "_PyBytes_Resize" (PyObject** made, Py_ssize_t size) except -1
-    char* inside "PyBytes_AS_STRING" (PyObject* made)
-    # The values of a list or a tuple, borrowed: nothing runs that could change it before we are done.
+    int resize "_PyBytes_Resize" (PyObject** text, Py_ssize_t size) except -1
+    char* inside "PyBytes_AS_STRING" (PyObject* text)
+    # Borrowed values of a list or a tuple: no code runs that could change it during the call.
     object fast "PySequence_Fast" (object many, const char* complaint)
     Py_ssize_t fast_size "PySequence_Fast_GET_SIZE" (object many)
     PyObject** fast_items "PySequence_Fast_ITEMS" (object many)
@@ -47,13 +44,13 @@ cdef extern from "unistd.h" nogil:
     int fdatasync(int descriptor)
 
 cdef enum:
-    FIXED = 128  # of a row, at most, without its values: all keys, two numbers, quotes and braces
-    LARGE = 1 << 20  # bytes of text from which the lock is let go: 0.2 ms, at 22 µs for 145 KB
-    NUMBER = 20  # digits and a sign
+    ROW_BYTES_MAX = 128  # of a row without its values: all keys, two numbers, quotes and braces
+    LARGE = 1 << 20  # bytes of text from which the lock is released: 0.2 ms, at 22 µs for 145 KB
+    NUMBER_BYTES_MAX = 20  # digits and a sign
 
 cdef const char* _HEX = "0123456789abcdef"
 cdef const char* _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-cdef uint8_t[256] _ESCAPES  # 0: goes out as it is; a letter: behind a backslash; 1: by its number
+cdef uint8_t[256] _ESCAPES  # 0: copied; a letter: after a backslash; 1: by its number
 cdef int _byte
 for _byte in range(256):
     _ESCAPES[_byte] = 1 if _byte < 32 else 0
@@ -62,17 +59,17 @@ for _byte, _letter in ((8, b"b"), (9, b"t"), (10, b"n"), (12, b"f"), (13, b"r"),
 
 
 cdef struct Column:
-    const char* at
+    const char* first
     Py_ssize_t step  # bytes from one value to the next
 
 
 cdef struct Span:
-    bint shown
+    bint is_shown
     Column pos
     Column size
 
 
-cdef struct Place:
+cdef struct OutputSpan:
     int64_t* pos
     int64_t* size
 
@@ -93,9 +90,9 @@ cdef struct Page:
 
 
 cdef inline int64_t value(const Column* column, Py_ssize_t i) noexcept nogil:
-    cdef int64_t found
-    memcpy(&found, column.at + i * column.step, 8)
-    return found
+    cdef int64_t number
+    memcpy(&number, column.first + i * column.step, 8)
+    return number
 
 
 cdef inline int64_t pos_of(const Span* span, Py_ssize_t i) noexcept nogil:
@@ -103,20 +100,20 @@ cdef inline int64_t pos_of(const Span* span, Py_ssize_t i) noexcept nogil:
 
 
 cdef inline int64_t size_of(const Span* span, Py_ssize_t i) noexcept nogil:
-    return value(&span.size, i) if span.shown else 0
+    return value(&span.size, i) if span.is_shown else 0
 
 
 cdef inline bint is_json(const Page* page, Py_ssize_t i) noexcept nogil:
-    return page.json.at[i * page.json.step] != 0
+    return page.json.first[i * page.json.step] != 0
 
 
 cdef inline bint is_inside(const Span* span, Py_ssize_t i, int64_t limit) noexcept nogil:
     cdef int64_t size = size_of(span, i)
-    return not span.shown or (0 <= size <= limit and 0 <= pos_of(span, i) <= limit - size)
+    return not span.is_shown or (0 <= size <= limit and 0 <= pos_of(span, i) <= limit - size)
 
 
-cdef inline int64_t most(const Page* page, Py_ssize_t i) noexcept nogil:
-    """Bytes that a row may need; -1 where one of its values lies outside the buffer."""
+cdef inline int64_t row_bytes_max(const Page* page, Py_ssize_t i) noexcept nogil:
+    """Return the most bytes that a row can have; -1 where a value is outside the buffer."""
     cdef int64_t limit = page.buf_bytes, data
     if not (
         is_inside(&page.data, i, limit)
@@ -129,7 +126,7 @@ cdef inline int64_t most(const Page* page, Py_ssize_t i) noexcept nogil:
     if not is_json(page, i):
         data = (data + 2) // 3 * 4
     return (
-        FIXED + page.between_bytes + data + size_of(&page.meta, i)
+        ROW_BYTES_MAX + page.between_bytes + data + size_of(&page.meta, i)
         + 6 * (size_of(&page.node, i) + size_of(&page.tag, i))
     )
 
@@ -140,8 +137,8 @@ cdef inline char* put(char* out, const char* text, Py_ssize_t size) noexcept nog
 
 
 cdef inline char* put_int(char* out, int64_t value) noexcept nogil:
-    cdef char[NUMBER] digits
-    cdef int at = NUMBER
+    cdef char[NUMBER_BYTES_MAX] digits
+    cdef int at = NUMBER_BYTES_MAX
     cdef uint64_t left = <uint64_t>value
     if value < 0:
         out[0] = c"-"
@@ -152,11 +149,11 @@ cdef inline char* put_int(char* out, int64_t value) noexcept nogil:
         digits[at] = <char>(c"0" + left % 10)
         left //= 10
         if not left:
-            return put(out, digits + at, NUMBER - at)
+            return put(out, digits + at, NUMBER_BYTES_MAX - at)
 
 
 cdef inline char* put_name(char* out, const uint8_t* text, int64_t size, uint8_t* seen) noexcept nogil:
-    """A name in quotes. `seen` has its highest bit set when the name is not ASCII."""
+    """Write a name in quotes. The highest bit of `seen` is set when the name is not ASCII."""
     cdef int64_t i
     cdef uint8_t byte, escape
     out[0] = c'"'
@@ -196,12 +193,12 @@ cdef inline char* put_base64(char* out, const uint8_t* data, int64_t size) noexc
     return out
 
 
-cdef int64_t bound(const Page* page) noexcept nogil:
-    """`most` of all rows together."""
+cdef int64_t page_bytes_max(const Page* page) noexcept nogil:
+    """Return the most bytes that all rows can have."""
     cdef int64_t total = 0, row
     cdef Py_ssize_t i
     for i in range(page.count):
-        row = most(page, i)
+        row = row_bytes_max(page, i)
         if row < 0:
             return -1
         total += row
@@ -209,12 +206,12 @@ cdef int64_t bound(const Page* page) noexcept nogil:
 
 
 cdef char* fill(const Page* page, char* out, const char* end, uint8_t* seen) noexcept nogil:
-    """Write all rows; NULL where one might not fit: its sizes have changed meanwhile."""
+    """Write all rows; NULL where one might not fit because its sizes were changed meanwhile."""
     cdef Py_ssize_t i, stamp_bytes = 0
-    cdef char[NUMBER] stamp
+    cdef char[NUMBER_BYTES_MAX] stamp
     cdef int64_t ts_us, ts_ms, ts_before = 0, row, size
     for i in range(page.count):
-        row = most(page, i)
+        row = row_bytes_max(page, i)
         if row < 0 or end - out < row:
             return NULL
         if i:
@@ -233,7 +230,7 @@ cdef char* fill(const Page* page, char* out, const char* end, uint8_t* seen) noe
         size = size_of(&page.tag, i)
         if size:
             out = put_name(put(out, ',"$tag":', 8), page.buf + pos_of(&page.tag, i), size, seen)
-        if page.data.shown:
+        if page.data.is_shown:
             size = size_of(&page.data, i)
             if is_json(page, i):
                 out = put(put(out, ',"data":', 8), <const char*>page.buf + pos_of(&page.data, i), size)
@@ -249,10 +246,10 @@ cdef char* fill(const Page* page, char* out, const char* end, uint8_t* seen) noe
 
 
 cdef int check_text(const Page* page, const Span* span) except -1:
-    """Raise what `bytes.decode` raises where a name is not UTF-8."""
+    """Raise the error of `bytes.decode` where a name is not UTF-8."""
     cdef Py_ssize_t i
     cdef int64_t pos = -1, size = -1
-    if span.shown:
+    if span.is_shown:
         for i in range(page.count):
             if pos_of(span, i) != pos or size_of(span, i) != size:
                 pos, size = pos_of(span, i), size_of(span, i)
@@ -261,7 +258,7 @@ cdef int check_text(const Page* page, const Span* span) except -1:
 
 
 cdef class Views:
-    """The memory of arrays, held until this is let go."""
+    """The buffers of arrays, released with this object."""
 
     cdef Py_buffer[12] _held
     cdef int _count
@@ -280,35 +277,35 @@ cdef class Views:
     cdef Column column(self, object array, Py_ssize_t width, Py_ssize_t count) except *:
         cdef Py_buffer* view = self.take(array, PyBUF_STRIDES)
         if view.ndim != 1 or view.itemsize != width or view.shape[0] < count:
-            raise ValueError(f"a column is not one of {count} values of {width} bytes")
+            raise ValueError(f"a column does not have {count} values of {width} bytes")
         return Column(<const char*>view.buf, view.strides[0])
 
     cdef Span span(self, object given, Py_ssize_t count) except *:
         cdef Span made = Span(given is not None, Column(NULL, 0), Column(NULL, 0))
-        if made.shown:
+        if made.is_shown:
             pos, size = given
             made.pos, made.size = self.column(pos, 8, count), self.column(size, 8, count)
         return made
 
-    cdef void* room(self, object array, Py_ssize_t width, Py_ssize_t count) except NULL:
+    cdef void* writable(self, object array, Py_ssize_t width, Py_ssize_t count) except NULL:
         cdef Py_buffer* view = self.take(array, PyBUF_CONTIG)
         if view.itemsize != width or view.len != width * count:
-            raise ValueError(f"a column is not room for {count} values of {width} bytes")
+            raise ValueError(f"a column does not have {count} values of {width} bytes")
         return view.buf
 
-    cdef Place place(self, object given, Py_ssize_t count) except *:
-        cdef Place made = Place(NULL, NULL)
+    cdef OutputSpan output_span(self, object given, Py_ssize_t count) except *:
+        cdef OutputSpan made = OutputSpan(NULL, NULL)
         if given is not None:
             pos, size = given
-            made.pos, made.size = <int64_t*>self.room(pos, 8, count), <int64_t*>self.room(size, 8, count)
+            made.pos, made.size = <int64_t*>self.writable(pos, 8, count), <int64_t*>self.writable(size, 8, count)
         return made
 
 
 def encode_json_rows(buf, seq, ts_us, json, data, node, tag, meta, bytes between not None, bytes last not None):
-    """The rows as JSON objects, `between` two of them and `last` behind the last one.
+    """Encode rows as JSON objects, with `between` after each but the last and `last` after that.
 
-    `json` tells which of them hold JSON. A column is positions and sizes in `buf`, or None: left out. ValueError where
-    a value lies outside of `buf`, UnicodeDecodeError where a name is not UTF-8.
+    `json`: which of them hold JSON. A column is positions and sizes in `buf`, or None: left out. ValueError where
+    a value is outside of `buf`, UnicodeDecodeError where a name is not UTF-8.
     """
     cdef Views views = Views()
     cdef Page page
@@ -321,20 +318,20 @@ def encode_json_rows(buf, seq, ts_us, json, data, node, tag, meta, bytes between
     page.data, page.node = views.span(data, page.count), views.span(node, page.count)
     page.tag, page.meta = views.span(tag, page.count), views.span(meta, page.count)
 
-    cdef int64_t room = bound(&page)
+    cdef int64_t capacity = page_bytes_max(&page)
     cdef Py_ssize_t last_bytes = PyBytes_GET_SIZE(last) if page.count else 0
-    if room < 0:
-        raise ValueError("a value lies outside of the buffer")
-    cdef PyObject* made = new_bytes(NULL, room + last_bytes)
+    if capacity < 0:
+        raise ValueError("a value is outside of the buffer")
+    cdef PyObject* made = new_bytes(NULL, capacity + last_bytes)
     cdef char* start = inside(made)
     cdef char* out
     cdef uint8_t seen = 0
     try:
-        if room < LARGE:
-            out = fill(&page, start, start + room, &seen)
+        if capacity < LARGE:
+            out = fill(&page, start, start + capacity, &seen)
         else:
             with nogil:
-                out = fill(&page, start, start + room, &seen)
+                out = fill(&page, start, start + capacity, &seen)
         if out is NULL:
             raise ValueError("the rows were changed while they were read")
         if seen & 128:
@@ -353,7 +350,7 @@ def encode_json_rows(buf, seq, ts_us, json, data, node, tag, meta, bytes between
 # ── the records of a batch ────────────────────────────────────────────────────────────────────────
 
 cdef enum:
-    BARE = 72  # of a row, at most, without its data: two keys with their numbers, a third key, a brace and a comma
+    DATA_ROW_BYTES_MAX = 72  # of a row without its data: two keys with their numbers, a third key, a brace and a comma
 
 
 cdef inline int64_t length_of(const uint8_t* lengths, Py_ssize_t i) noexcept nogil:
@@ -370,12 +367,12 @@ cdef int64_t total_of(const uint8_t* lengths, Py_ssize_t lo, Py_ssize_t hi) noex
     return total
 
 
-cdef char* fill_bare(
+cdef char* fill_data_rows(
     const uint8_t* lengths, const uint8_t* at, int64_t left, Py_ssize_t lo, Py_ssize_t hi, int64_t seq, int64_t ts_ms,
     char* out
 ) noexcept nogil:
-    """Write rows of `left` bytes of data in all; NULL where the lengths say more: they have changed meanwhile."""
-    cdef char[NUMBER] stamp
+    """Write rows of `left` bytes of data in all; NULL where the lengths were changed meanwhile and are more."""
+    cdef char[NUMBER_BYTES_MAX] stamp
     cdef Py_ssize_t i, stamp_bytes = put_int(stamp, ts_ms) - stamp
     cdef int64_t size
     for i in range(lo, hi):
@@ -399,28 +396,28 @@ def encode_json_batch(
     buf, Py_ssize_t lengths_at, Py_ssize_t count, Py_ssize_t data_end, Py_ssize_t lo, Py_ssize_t hi, int64_t seq,
     int64_t ts_ms
 ):
-    """Records [lo, hi) of a batch as JSON objects with commas between them, the first of which is of `seq`. `count`
-    lengths lie at `lengths_at` of `buf`, and the values behind them, up to `data_end`. None where that does not add
-    up; ValueError where it lies outside of `buf`."""
+    """Encode records [lo, hi) of a batch as JSON objects with commas between them; `seq` is that of the first. `count`
+    lengths are at `lengths_at` of `buf`, and the values after them, up to `data_end`. None where the lengths do not add
+    up; ValueError where the batch is outside of `buf`."""
     cdef Views views = Views()
     cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
     if not (0 <= lengths_at <= data_end <= whole.len and 0 <= lo < hi <= count <= (data_end - lengths_at) // 4):
-        raise ValueError("a batch lies outside of the buffer")
+        raise ValueError("a batch is outside of the buffer")
     cdef Py_ssize_t start = lengths_at + 4 * count
     cdef const uint8_t* lengths = <const uint8_t*>whole.buf + lengths_at
     cdef int64_t before = total_of(lengths, 0, lo), size = total_of(lengths, lo, hi)
     if before + size + total_of(lengths, hi, count) != data_end - start:
         return None
-    cdef PyObject* made = new_bytes(NULL, size + BARE * (hi - lo))
+    cdef PyObject* made = new_bytes(NULL, size + DATA_ROW_BYTES_MAX * (hi - lo))
     cdef char* first = inside(made)
     cdef const uint8_t* at = <const uint8_t*>whole.buf + start + before
     cdef char* out
     try:
         if size < LARGE:
-            out = fill_bare(lengths, at, size, lo, hi, seq, ts_ms, first)
+            out = fill_data_rows(lengths, at, size, lo, hi, seq, ts_ms, first)
         else:
             with nogil:
-                out = fill_bare(lengths, at, size, lo, hi, seq, ts_ms, first)
+                out = fill_data_rows(lengths, at, size, lo, hi, seq, ts_ms, first)
         if out is NULL:
             raise ValueError("the batch was changed while it was read")
     except BaseException:
@@ -434,37 +431,53 @@ def encode_json_batch(
 
 # ── records that an index names, and columns of values ────────────────────────────────────────────
 
-cdef enum:  # as `formats.frame`, `formats.batch` and `formats.idx` draw them
+cdef enum:  # the layouts of `formats.frame`, `formats.batch` and `formats.segment_index`, which compares them at import
     HEADER_BYTES = 38
     OVERHEAD_BYTES = 46  # of a frame: its header and its checksum
     APPEND = 1
     APPEND_BATCH = 12
-    NAMED = 3  # a frame has a tag, a node; the same in an entry
-    KNOWN = 31  # flags of a frame
-    ALL_JSON = 16  # one of them
-    HEAD_BYTES = 8  # of a batch: its count, and zeros where records have nothing but data
+    NAME_FLAGS = 3  # of a frame and of an entry: it has a tag, a node
+    KNOWN_FLAGS = 31  # of a frame
+    FRAME_JSON = 16
+    BATCH_HEAD_BYTES = 8  # its count, and zeros where records have nothing but data
     ENTRY_BYTES = 20
-    IN_BATCH = 4  # flags of an entry
-    IS_JSON = 8
-    MANY = 1 << 16  # entries from which the lock is let go: 0.2 ms
+    ENTRY_BATCH = 4
+    ENTRY_JSON = 8
+    MANY_ENTRIES = 1 << 16  # from which the lock is released: 0.2 ms
 
 cdef uint64_t _SEQ_MAX = (<uint64_t>1 << 63) - 2
 cdef uint64_t _TS_MS_MAX = ((<uint64_t>1 << 63) - 1) // 1000
 
+LAYOUT = {
+    "HEADER_BYTES": HEADER_BYTES,
+    "OVERHEAD_BYTES": OVERHEAD_BYTES,
+    "APPEND": APPEND,
+    "APPEND_BATCH": APPEND_BATCH,
+    "NAME_FLAGS": NAME_FLAGS,
+    "KNOWN_FLAGS": KNOWN_FLAGS,
+    "FRAME_JSON": FRAME_JSON,
+    "BATCH_HEAD_BYTES": BATCH_HEAD_BYTES,
+    "ENTRY_BYTES": ENTRY_BYTES,
+    "ENTRY_BATCH": ENTRY_BATCH,
+    "ENTRY_JSON": ENTRY_JSON,
+    "SEQ_MAX": _SEQ_MAX,
+    "TS_MS_MAX": _TS_MS_MAX,
+}
 
-cdef struct Found:
+
+cdef struct IndexedRecords:
     const uint8_t* buf
     int64_t buf_bytes
     const uint8_t* entries
     Py_ssize_t count
     uint64_t seq  # of the first entry
-    int64_t origin  # where `buf` begins in what entries tell of
+    int64_t origin  # position of `buf` in the data that entries count from
     int64_t* ts_us
     int64_t* at
     uint8_t* flags
-    Place data
-    Place node  # NULL where there is no column for it
-    Place tag
+    OutputSpan data
+    OutputSpan node  # NULL where there is no column for it
+    OutputSpan tag
 
 
 cdef inline uint64_t wide_of(const uint8_t* at) noexcept nogil:
@@ -485,10 +498,10 @@ cdef inline bint is_entry(const uint8_t* entry, int64_t at, int64_t size, uint64
     )
 
 
-cdef Py_ssize_t fill_frame(const Found* it, Py_ssize_t i, int64_t* least) noexcept nogil:
-    """The records of the frame that entry `i` names, from that one on: how many; 0 where anything is out of the
-    ordinary, -1 where there is no column for its names. The frame begins at `least` or behind it, and the next one
-    where that is left."""
+cdef Py_ssize_t fill_frame(const IndexedRecords* it, Py_ssize_t i, int64_t* least) noexcept nogil:
+    """Fill in the records of the frame that entry `i` names, from that record on, and return how many; 0 where the frame
+    is not an ordinary one, -1 where there is no column for its names. The frame begins at `least` or after it; `least`
+    becomes its end."""
     cdef const uint8_t* entry = it.entries + i * ENTRY_BYTES
     cdef int64_t named_at = length_of(entry, 0), at = named_at - it.origin
     if at < least[0] or at > it.buf_bytes - OVERHEAD_BYTES:
@@ -496,30 +509,34 @@ cdef Py_ssize_t fill_frame(const Found* it, Py_ssize_t i, int64_t* least) noexce
     cdef const uint8_t* frame = it.buf + at
     cdef int64_t frame_len = length_of(frame, 0), node_len = frame[30] | frame[31] << 8
     cdef int64_t tag_len = frame[32] | frame[33] << 8, data_len = length_of(frame + 34, 0)
-    cdef int kind = frame[4], said = frame[5], flags
+    cdef int kind = frame[4], frame_flags = frame[5], flags
     cdef uint64_t seq = wide_of(frame + 14), ts_ms = wide_of(frame + 22), wanted = it.seq + i
     if OVERHEAD_BYTES + node_len + tag_len + data_len != frame_len + 4 or frame_len + 4 > it.buf_bytes - at:
         return 0
-    if said > KNOWN or seq > _SEQ_MAX or ts_ms > _TS_MS_MAX or seq > wanted:
+    if frame_flags > KNOWN_FLAGS or seq > _SEQ_MAX or ts_ms > _TS_MS_MAX or seq > wanted:
         return 0
-    # Tag is bit 0, node bit 1: each is there exactly where it has bytes.
-    if (said & NAMED) != (tag_len > 0) + 2 * (node_len > 0):
+    # Tag is bit 0, node bit 1: each flag is set exactly where there are bytes.
+    if (frame_flags & NAME_FLAGS) != (tag_len > 0) + 2 * (node_len > 0):
         return 0
     if (tag_len and it.tag.pos is NULL) or (node_len and it.node.pos is NULL):
         return -1
     cdef int64_t node_at = at + HEADER_BYTES, tag_at = node_at + node_len, data_at = tag_at + tag_len
     if not is_ascii(it.buf + node_at, node_len + tag_len):
         return 0
-    flags = said & NAMED | (IS_JSON if said & ALL_JSON else 0) | (IN_BATCH if kind == APPEND_BATCH else 0)
+    flags = (
+        frame_flags & NAME_FLAGS
+        | (ENTRY_JSON if frame_flags & FRAME_JSON else 0)
+        | (ENTRY_BATCH if kind == APPEND_BATCH else 0)
+    )
     cdef int64_t pos = data_at, size = data_len, left = 0, count = 1, lo, hi, j, k
     cdef const uint8_t* lengths = NULL
     if kind == APPEND_BATCH:
-        count = length_of(it.buf + data_at, 0) if data_len >= HEAD_BYTES else 0
-        left = data_len - HEAD_BYTES - 4 * count
+        count = length_of(it.buf + data_at, 0) if data_len >= BATCH_HEAD_BYTES else 0
+        left = data_len - BATCH_HEAD_BYTES - 4 * count
         if not count or left < 0 or length_of(it.buf + data_at, 1) or <uint64_t>count - 1 > _SEQ_MAX - seq:
             return 0
-        lengths = it.buf + data_at + HEAD_BYTES
-        pos = data_at + HEAD_BYTES + 4 * count
+        lengths = it.buf + data_at + BATCH_HEAD_BYTES
+        pos = data_at + BATCH_HEAD_BYTES + 4 * count
     elif kind != APPEND:
         return 0
     if wanted - seq >= <uint64_t>count:
@@ -544,12 +561,12 @@ cdef Py_ssize_t fill_frame(const Found* it, Py_ssize_t i, int64_t* least) noexce
         if it.tag.pos is not NULL:
             it.tag.pos[k], it.tag.size[k] = tag_at, tag_len
         pos += size
-    # Lengths are not negative, so a total that is right means that every value lies in the frame.
+    # Lengths are not negative, so a total that is right means that every value is inside the frame.
     least[0] = at + 4 + frame_len
     return 0 if left else hi - lo
 
 
-cdef int fill_found(const Found* it) noexcept nogil:
+cdef int fill_found(const IndexedRecords* it) noexcept nogil:
     cdef int64_t least = 0
     cdef Py_ssize_t i = 0, found
     while i < it.count:
@@ -561,12 +578,12 @@ cdef int fill_found(const Found* it) noexcept nogil:
 
 
 def fill_indexed_records(buf, entries, int64_t seq, int64_t origin, ts_us, at, flags, data, node, tag):
-    """Fill these columns with the records of `entries`, the first of which is of `seq` and says where in `buf`, which
-    begins at `origin`, its frame lies. `data`, `node` and `tag` are positions and sizes. 1; 0 where anything is out of
-    the ordinary, and -1 where a record has a node or a tag and the column is None: what is in the columns then is of no
-    use."""
+    """Fill these columns with the records of `entries`; `seq` is that of the first, and `origin` the position of `buf` in
+    the data that entries count from. `data`, `node` and `tag` are positions and sizes. Returns 1; 0 where a frame is not
+    an ordinary one; -1 where a record has a node or a tag and the column is None. The columns are undefined unless 1 is
+    returned."""
     cdef Views views = Views()
-    cdef Found found
+    cdef IndexedRecords found
     cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
     cdef Py_buffer* index = views.take(entries, PyBUF_SIMPLE)
     if index.len % ENTRY_BYTES or seq < 0:
@@ -574,12 +591,12 @@ def fill_indexed_records(buf, entries, int64_t seq, int64_t origin, ts_us, at, f
     found.buf, found.buf_bytes = <const uint8_t*>whole.buf, whole.len
     found.entries, found.count = <const uint8_t*>index.buf, index.len // ENTRY_BYTES
     found.seq, found.origin = <uint64_t>seq, origin
-    found.ts_us = <int64_t*>views.room(ts_us, 8, found.count)
-    found.at = <int64_t*>views.room(at, 8, found.count)
-    found.flags = <uint8_t*>views.room(flags, 1, found.count)
-    found.data, found.node = views.place(data, found.count), views.place(node, found.count)
-    found.tag = views.place(tag, found.count)
-    if found.count < MANY:
+    found.ts_us = <int64_t*>views.writable(ts_us, 8, found.count)
+    found.at = <int64_t*>views.writable(at, 8, found.count)
+    found.flags = <uint8_t*>views.writable(flags, 1, found.count)
+    found.data, found.node = views.output_span(data, found.count), views.output_span(node, found.count)
+    found.tag = views.output_span(tag, found.count)
+    if found.count < MANY_ENTRIES:
         return fill_found(&found)
     cdef int done
     with nogil:
@@ -587,8 +604,8 @@ def fill_indexed_records(buf, entries, int64_t seq, int64_t origin, ts_us, at, f
     return done
 
 
-cdef bint fill_copied(const Page* page, char* out, int64_t room, char* edges) noexcept nogil:
-    """Copy the values one behind the other, those that lie so already at once; False where they do not fit."""
+cdef bint fill_copied(const Page* page, char* out, int64_t capacity, char* edges) noexcept nogil:
+    """Copy the values one after the other, adjacent ones together; False where they do not fit."""
     cdef int64_t first = 0, end = 0, pos, size, done = 0  # [first, end) is what is still to be copied
     cdef int32_t edge = 0
     cdef Py_ssize_t i
@@ -596,7 +613,7 @@ cdef bint fill_copied(const Page* page, char* out, int64_t room, char* edges) no
         if not is_inside(&page.data, i, page.buf_bytes):
             return False
         pos, size = pos_of(&page.data, i), size_of(&page.data, i)
-        if size > room - done - (end - first):
+        if size > capacity - done - (end - first):
             return False
         if pos != end:
             memcpy(out + done, page.buf + first, end - first)
@@ -606,49 +623,48 @@ cdef bint fill_copied(const Page* page, char* out, int64_t room, char* edges) no
         edge = <int32_t>(done + end - first)
         memcpy(edges + 4 * (i + 1), &edge, 4)
     memcpy(out + done, page.buf + first, end - first)
-    return done + end - first == room
+    return done + end - first == capacity
 
 
 def copy_values(target, edges, buf, pos, size):
-    """Copy the values at these positions target `target`, which they fill, one behind the other, and put where each begins
-    and where the last one ends target `edges`, i32 of this machine. ValueError where a value lies outside of `buf`, and
-    where they do not fill it; what lies there then is of no use."""
+    """Copy the values at these positions one after the other into `target`, which they fill, and write where each begins
+    and where the last one ends to `edges`, as i32 of this machine. ValueError where a value is outside of `buf`, and
+    where they do not fill the target; its content is undefined then."""
     cdef Views views = Views()
     cdef Page page
     cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
-    cdef Py_buffer* room = views.take(target, PyBUF_WRITABLE)
+    cdef Py_buffer* memory = views.take(target, PyBUF_WRITABLE)
     cdef Py_buffer* offsets = views.take(edges, PyBUF_WRITABLE)
     cdef int32_t zero = 0
     page.buf, page.buf_bytes, page.count = <const uint8_t*>whole.buf, whole.len, len(pos)
     page.data = views.span((pos, size), page.count)
-    if offsets.len != 4 * (page.count + 1) or room.len >> 31:
+    if offsets.len != 4 * (page.count + 1) or memory.len >> 31:
         raise ValueError("there are as many edges as values, and one; and they count up to 2 GiB")
     memcpy(offsets.buf, &zero, 4)
     cdef bint done
-    if room.len < LARGE:
-        done = fill_copied(&page, <char*>room.buf, room.len, <char*>offsets.buf)
+    if memory.len < LARGE:
+        done = fill_copied(&page, <char*>memory.buf, memory.len, <char*>offsets.buf)
     else:
         with nogil:
-            done = fill_copied(&page, <char*>room.buf, room.len, <char*>offsets.buf)
+            done = fill_copied(&page, <char*>memory.buf, memory.len, <char*>offsets.buf)
     if not done:
-        raise ValueError("a value lies outside of the buffer, or they do not fill the memory")
+        raise ValueError("a value is outside of the buffer, or they do not fill the memory")
 
 
 # ── memory of columns ─────────────────────────────────────────────────────────────────────────────
 
 cdef enum:
-    LENT_STEP = 1 << 12
-    KEPT_MOST = 64 << 20  # a table of 500 000 records of 100 bytes
+    BUFFER_STEP_BYTES = 1 << 12
+    KEPT_BYTES_MAX = 64 << 20  # a table of 500 000 records of 100 bytes
 
-cdef Py_ssize_t LENT_MOST = <Py_ssize_t>1 << 46  # so that rounding up stays within a number
+cdef Py_ssize_t BUFFER_BYTES_MAX = <Py_ssize_t>1 << 46  # so that rounding up does not overflow
 
-cdef list _kept = []  # what came back, in the order in which it did
+cdef list _kept = []  # memory that was given back, in that order
 cdef Py_ssize_t _kept_bytes = 0
 
 
-cdef class Lent:
-    """Memory that comes back when nobody looks at it any more, through whatever views of it there are: each of them
-    holds this, and this holds the memory."""
+cdef class BorrowedBuffer:
+    """Memory that is given back when the last view of it is gone: each view holds this object, which holds the memory."""
 
     cdef bytearray _memory
     cdef Py_ssize_t _size
@@ -661,26 +677,26 @@ cdef class Lent:
         cdef Py_ssize_t size
         if self._memory is not None:
             size = PyByteArray_GET_SIZE(self._memory)
-            if _kept is not None and _kept_bytes + size <= KEPT_MOST:
+            if _kept is not None and _kept_bytes + size <= KEPT_BYTES_MAX:
                 _kept_bytes += size
                 _kept.append(self._memory)
 
 
 def borrow_buffer(Py_ssize_t size):
-    """Memory of this size with anything in it, of something that is gone where there is such."""
+    """Return memory of this size with any content; memory that was given back, where some fits."""
     global _kept_bytes
     cdef Py_ssize_t i, found
-    cdef Lent made = Lent()  # first: whatever is collected on the way may come back as well
-    if size < 0 or size > LENT_MOST:
-        raise ValueError("no memory is that small, or that large")
+    cdef BorrowedBuffer made = BorrowedBuffer()  # first: a collection during this may give memory back too
+    if size < 0 or size > BUFFER_BYTES_MAX:
+        raise ValueError("no buffer has that size")
     for i in range(len(_kept) - 1, -1, -1):
         found = PyByteArray_GET_SIZE(<bytearray>_kept[i])
-        if size <= found <= size + (size >> 2) + LENT_STEP:
+        if size <= found <= size + (size >> 2) + BUFFER_STEP_BYTES:
             made._memory = <bytearray>_kept.pop(i)
             _kept_bytes -= found
             break
     else:
-        made._memory = PyByteArray_FromStringAndSize(NULL, (size + LENT_STEP - 1) // LENT_STEP * LENT_STEP)
+        made._memory = PyByteArray_FromStringAndSize(NULL, (size + BUFFER_STEP_BYTES - 1) // BUFFER_STEP_BYTES * BUFFER_STEP_BYTES)
     made._size = size
     return made
 
@@ -688,7 +704,7 @@ def borrow_buffer(Py_ssize_t size):
 # ── the body of a write ───────────────────────────────────────────────────────────────────────────
 
 cdef enum:
-    DEPTH = 32  # of what is nested; deeper is the twin's
+    DEPTH_MAX = 32  # deeper JSON is not handled here
     QUOTE = 34
     ESCAPE = 92
     BLANK = 32
@@ -698,7 +714,7 @@ cdef uint64_t _HIGHS = 0x8080808080808080
 
 
 cdef inline bint has_special(const uint8_t* at) noexcept nogil:
-    """Whether one of eight bytes may be a quote, a backslash or a control character; sure where it says no."""
+    """Return whether one of eight bytes may be a quote, a backslash or a control character; False is certain."""
     cdef uint64_t word, quote, escape
     memcpy(&word, at, 8)
     quote, escape = word ^ (_ONES * QUOTE), word ^ (_ONES * ESCAPE)
@@ -706,7 +722,7 @@ cdef inline bint has_special(const uint8_t* at) noexcept nogil:
 
 
 cdef Py_ssize_t string_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
-    """Behind the string whose first byte behind its quote is at `i`; -1: there is none, or one for the twin."""
+    """Return the end of the string whose first byte after its quote is at `i`; -1: not a string, or not handled here."""
     cdef uint8_t byte
     while True:
         while i + 8 <= end and not has_special(text + i):
@@ -718,7 +734,7 @@ cdef Py_ssize_t string_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) no
             return i + 1
         if byte < BLANK:
             return -1
-        if byte == ESCAPE:  # by its number, or needless: the twin writes it shorter
+        if byte == ESCAPE:  # others are numeric or needless, and not handled here: they are stored shorter
             i += 1
             byte = text[i]
             if byte != QUOTE and byte != ESCAPE and byte not in (c"b", c"f", c"n", c"r", c"t"):
@@ -727,7 +743,7 @@ cdef Py_ssize_t string_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) no
 
 
 cdef Py_ssize_t number_end(const uint8_t* text, Py_ssize_t i) noexcept nogil:
-    """Behind a number without an exponent; the text ends with a zero byte, so nothing is read behind it."""
+    """Return the end of a number without an exponent; the text ends with a zero byte, so nothing after it is read."""
     cdef Py_ssize_t first
     if text[i] == c"-":
         i += 1
@@ -747,7 +763,7 @@ cdef Py_ssize_t number_end(const uint8_t* text, Py_ssize_t i) noexcept nogil:
 
 
 cdef Py_ssize_t key_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
-    """Behind the colon of the key that starts at `i`."""
+    """Return the position after the colon of the key that starts at `i`."""
     if text[i] != QUOTE:
         return -1
     i = string_end(text, i + 1, end)
@@ -755,8 +771,8 @@ cdef Py_ssize_t key_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexc
 
 
 cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
-    """Behind the JSON value that starts at `i`, which has no blanks between its words; -1: there is none such."""
-    cdef uint64_t objects = 0  # of what we are in, innermost first: 1 is an object, 0 a list
+    """Return the end of the JSON value that starts at `i` and has no blanks between its tokens; -1: not such a value."""
+    cdef uint64_t objects = 0  # the open brackets, innermost first: 1 is an object, 0 a list
     cdef int depth = 0
     cdef uint8_t byte
     while True:
@@ -769,7 +785,7 @@ cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noe
             else:
                 objects, depth = objects << 1 | 1, depth + 1
                 i = key_end(text, i + 1, end)
-                if i < 0 or depth > DEPTH:
+                if i < 0 or depth > DEPTH_MAX:
                     return -1
                 continue
         elif byte == c"[":
@@ -778,7 +794,7 @@ cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noe
             else:
                 objects, depth = objects << 1, depth + 1
                 i += 1
-                if depth > DEPTH:
+                if depth > DEPTH_MAX:
                     return -1
                 continue
         elif byte == c"t" and end - i >= 4 and memcmp(text + i, b"true", 4) == 0:
@@ -806,7 +822,7 @@ cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noe
 
 
 cdef bint take_datas(bytes body, Py_ssize_t most, list found) except -1:
-    """Whether the body is a write of up to `most` records and nothing else; what was found is added in any case."""
+    """Return whether the body is a write of up to `most` records and nothing else; records are appended in any case."""
     cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(body)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(body), i = 12, start, count
     if end < 12 or memcmp(text, b'{"records":[', 12) != 0:
@@ -828,15 +844,15 @@ cdef bint take_datas(bytes body, Py_ssize_t most, list found) except -1:
 
 
 def parse_plain_body(bytes body not None, Py_ssize_t records_max):
-    """The data of up to `records_max` records of the body of a write that is nothing but that, written without a needless
-    byte; None: it is for the twin. That the body is UTF-8 the caller knows."""
+    """Return the data of up to `records_max` records of a write body that has nothing else and no needless byte; None:
+    not handled here. The body is UTF-8."""
     cdef list found = []
     return found if take_datas(body, records_max, found) else None
 
 
 def parse_plain_bodies(list bodies not None, Py_ssize_t records_max, Py_ssize_t size_max):
-    """`parse_plain_body` of every body, all in one list, and how many are each one's; None: one of them is for the twin, is not
-    ASCII or is longer than `size_max`."""
+    """`parse_plain_body` of every body: all records in one list, and their number in each body. None where one body is
+    not handled, is not ASCII or is longer than `size_max`."""
     cdef list found = [], counts = []
     cdef Py_ssize_t before = 0
     cdef bytes body
@@ -876,7 +892,7 @@ cdef Py_ssize_t depth_of(const uint8_t* text, Py_ssize_t size) noexcept nogil:
 
 
 def json_depth(bytes text not None):
-    """How deep JSON is nested. The text is JSON, as the caller knows."""
+    """Return how deep JSON is nested. The text is valid JSON."""
     cdef const uint8_t* octets = <const uint8_t*>PyBytes_AS_STRING(text)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(text), most
     if size < LARGE:
@@ -887,7 +903,7 @@ def json_depth(bytes text not None):
 
 
 cdef int32_t hex_of(const uint8_t* text) noexcept nogil:
-    """The number that four hexadecimal digits are; -1 where they are none."""
+    """Return the number of four hexadecimal digits; -1 where they are not digits."""
     cdef int32_t value = 0
     cdef Py_ssize_t i
     cdef uint8_t c
@@ -904,8 +920,8 @@ cdef int32_t hex_of(const uint8_t* text) noexcept nogil:
 
 
 cdef Py_ssize_t unescape(const uint8_t* text, Py_ssize_t size, uint8_t* out) noexcept nogil:
-    """Write the text without needless escapes; it is never longer than before. Returns its size, -1 where an escape is
-    none."""
+    """Write the text without needless escapes, which is never longer. Returns its size; -1 where an escape is not
+    valid."""
     cdef Py_ssize_t i = 0, end = 0
     cdef int32_t code, low
     cdef uint8_t how
@@ -968,7 +984,7 @@ cdef Py_ssize_t unescape(const uint8_t* text, Py_ssize_t size, uint8_t* out) noe
 
 
 def remove_json_escapes(bytes text not None):
-    """JSON without escapes that UTF-8 does not need; None: it is for the twin, which says what is wrong with it."""
+    """Return JSON without the escapes that UTF-8 does not need; None where an escape is not valid."""
     cdef const uint8_t* octets = <const uint8_t*>PyBytes_AS_STRING(text)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(text), end
     cdef bytes made = PyBytes_FromStringAndSize(NULL, size)
@@ -985,12 +1001,13 @@ def remove_json_escapes(bytes text not None):
 
 
 def find_frames(buf, int64_t pos, int64_t end, Py_ssize_t frames_max):
-    """Where up to `frames_max` frames begin, as i64 of this machine, the first at `pos`, each where the one before it says
-    that it ends; and where the last one ends. None begins so near `end` that the next length would lie behind it."""
+    """Return where up to `frames_max` frames begin, as i64 of this machine, and where the last one ends. The first is at
+    `pos`, each other where the length of the one before it says. A frame that ends fewer than four bytes before `end` is
+    not reported."""
     cdef const uint8_t[::1] octets = memoryview(buf).cast("B") if len(buf) else b""
     if not 0 <= pos <= end <= octets.shape[0] or frames_max < 0:
-        raise ValueError("no such stretch")
-    frames_max = min(frames_max, (end - pos) // OVERHEAD_BYTES)  # no more than there is room for
+        raise ValueError("no such range of bytes")
+    frames_max = min(frames_max, (end - pos) // OVERHEAD_BYTES)  # no more than fit
     cdef bytes made = PyBytes_FromStringAndSize(NULL, 8 * frames_max)
     cdef char* out = PyBytes_AS_STRING(made)
     cdef uint32_t length = 0
@@ -1009,8 +1026,8 @@ def find_frames(buf, int64_t pos, int64_t end, Py_ssize_t frames_max):
 
 
 def fsync_loop(int request_fd, int result_fd):
-    """Sync each descriptor that can be read from `request_fd` and write what came of it, an errno or 0, to `result_fd`; until
-    one is below 0, or there are none any more. Never with the interpreter's lock."""
+    """Sync each descriptor that is read from `request_fd`, and write its errno or 0 to `result_fd`, without the
+    interpreter's lock. Returns at a descriptor below 0 and at the end of the pipe."""
     cdef int descriptor = 0
     cdef int code = 0
     cdef ssize_t size = 0
@@ -1035,7 +1052,7 @@ def fsync_loop(int request_fd, int result_fd):
 
 
 def all_bytes(values):
-    """Whether each of them is bytes, and of no class derived from it."""
+    """Return whether every value is bytes, and of no class derived from it."""
     cdef object sequence = fast(values, "a batch is a list or a tuple")
     cdef PyObject** items = fast_items(sequence)
     cdef Py_ssize_t i
@@ -1046,7 +1063,8 @@ def all_bytes(values):
 
 
 def value_lengths(datas):
-    """How long each is, as u32 of this machine, and all together; None: one is no bytes or too long, ask the twin."""
+    """Return the length of each value, as u32 of this machine, and their sum; None where one is not plain bytes or too
+    long."""
     cdef object values = fast(datas, "a batch is a list or a tuple")
     cdef PyObject** items = fast_items(values)
     cdef Py_ssize_t i, size, count = fast_size(values)
@@ -1067,11 +1085,11 @@ def value_lengths(datas):
 
 
 def split_by_size(lengths, uint64_t size_max, Py_ssize_t count_max):
-    """Values [lo, hi) that go together and their size: as many as make `size_max` bytes, at most `count_max`, and one in
-    any case."""
+    """Split values into groups [lo, hi) and return each with its bytes: as many values as make `size_max` bytes, at most
+    `count_max`, and at least one."""
     count_max = max(count_max, 1)
     if not len(lengths):
-        return []  # of nothing there is no view
+        return []  # an empty array has no view
     cdef const uint8_t[::1] octets = memoryview(lengths).cast("B")
     cdef Py_ssize_t lo, hi = 0, count = octets.shape[0] // 4
     cdef uint64_t size
@@ -1090,13 +1108,13 @@ def split_by_size(lengths, uint64_t size_max, Py_ssize_t count_max):
 
 
 def copy_values_into(bytearray target not None, Py_ssize_t pos, datas, Py_ssize_t lo, Py_ssize_t hi):
-    """Copy values [lo, hi) to `pos` and behind it; return where the last one ends."""
+    """Copy values [lo, hi) to `pos` and after it; return where the last one ends."""
     cdef object values = fast(datas, "a batch is a list or a tuple")
     cdef PyObject** items = fast_items(values)
     cdef Py_ssize_t i, size, limit = PyByteArray_GET_SIZE(target)
     cdef char* out = PyByteArray_AS_STRING(target)
     if not 0 <= pos <= limit or not 0 <= lo <= hi <= fast_size(values):
-        raise ValueError("no such values, or no such place")
+        raise ValueError("no such values, or no such position")
     for i in range(lo, hi):
         if not is_derived_bytes(items[i]):
             raise ValueError("a value is not bytes")
@@ -1122,21 +1140,22 @@ cdef int64_t SEQ_END = (<uint64_t>1 << 63) - 1
 def encode_write_responses(
     int64_t first, counts, took_us, bytes start not None, bytes head not None, bytes middle not None, bytes took not None
 ):
-    """The answer to each of the writes that became one batch: what `server.api.write` says."""
-    cdef list made = []
-    cdef int64_t last, count, us, part
+    """Encode the responses to writes that share one batch, whose seqs begin at `first`. The four texts are the same for
+    all of them."""
+    cdef list responses = []
+    cdef int64_t last, count, us
     cdef Py_ssize_t size = (
         PyBytes_GET_SIZE(start) + PyBytes_GET_SIZE(head) + PyBytes_GET_SIZE(middle) + PyBytes_GET_SIZE(took)
     )
-    cdef bytearray room = bytearray(size + FIXED_ANSWER + SEQ)
+    cdef bytearray buffer = bytearray(size + FIXED_ANSWER + SEQ)
     cdef char* out
     for count, us in zip(counts, took_us, strict=True):
         if not 1 <= count <= COUNT_MAX or us < 0 or first < 0 or first > SEQ_END - count:
             raise ValueError("a write has records and took some time")
-        if PyByteArray_GET_SIZE(room) < size + FIXED_ANSWER + SEQ * count:
-            room = bytearray(size + FIXED_ANSWER + SEQ * count)
+        if PyByteArray_GET_SIZE(buffer) < size + FIXED_ANSWER + SEQ * count:
+            buffer = bytearray(size + FIXED_ANSWER + SEQ * count)
         last = first + count - 1
-        out = put(PyByteArray_AS_STRING(room), PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start))
+        out = put(PyByteArray_AS_STRING(buffer), PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start))
         out = put_int(out, first)
         out = put(out, b',"last_seq":', 12)
         out = put_int(out, last)
@@ -1153,12 +1172,12 @@ def encode_write_responses(
                 break
             out = put(out, b",", 1)
         out = put(out, b"]}", 2)
-        made.append(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(room), out - PyByteArray_AS_STRING(room)))
-    return made
+        responses.append(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(buffer), out - PyByteArray_AS_STRING(buffer)))
+    return responses
 
 
 cdef inline char* put_ms(char* out, int64_t us) noexcept nogil:
-    """Microseconds as milliseconds, as Python writes the float."""
+    """Write microseconds as milliseconds, as Python writes the float."""
     cdef int rest = us % 1000
     out = put_int(out, us // 1000)
     out[0], out[1] = c".", <char>(c"0" + rest // 100)

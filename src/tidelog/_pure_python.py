@@ -33,6 +33,8 @@ Column: TypeAlias = tuple[Ints, Ints]
 _U32 = Struct("<I")
 _FD_OR_ERRNO = Struct("=i")
 _FRAME_OVERHEAD_BYTES: Final = 46  # header and checksum of a frame
+LAYOUT: dict[str, int] = {"OVERHEAD_BYTES": _FRAME_OVERHEAD_BYTES}
+"""Constants of `formats`, which compares them at import: this module cannot import them."""
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.|$)", re.DOTALL)
 _BRACKET_OR_QUOTE: Final = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
 _encode_json = msgspec.json.Encoder().encode

@@ -1,10 +1,11 @@
-"""[policy] How many bytes may come out of compressed ones. One rule for every body that a peer sends compressed.
+"""Limits on decompression: one rule for every body that a client sends compressed.
 
     gzip or zstd, a whole body       limit: the largest body, as for one that is not compressed
-    gzip, a body in pieces           `free` bytes and then `ratio` times what came
+    gzip, a body in pieces           `free_bytes`, and `ratio` times the bytes received
     Arrow buffers (lz4, zstd)        each message: its own limit; the stream or chunk: as a body in pieces
 
-Decoders work in steps of `STEP_BYTES`, so a limit is noticed at most one step late, and what a step costs is bounded.
+Decoders work in steps of `DECODE_STEP_BYTES`, so a limit is enforced at most one step late, and the cost of a step is
+bounded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 DECODE_STEP_BYTES: Final = 256 << 10
-"""Bytes that a decoder makes at once."""
+"""Decoded bytes of one step."""
 
 FREE_BYTES_DEFAULT: Final = 64 << 20
 RATIO_DEFAULT: Final = 100
@@ -20,7 +21,7 @@ RATIO_DEFAULT: Final = 100
 
 
 class DecodedTooLarge(Exception):
-    """Decoded, this is more than its reader takes. Nothing beyond the limit was decoded."""
+    """The decoded body exceeds its limit. Nothing beyond the limit was decoded."""
 
     def __init__(self, what: str, size: int, limit: int, unit: str = "bytes") -> None:
         super().__init__(f"{what} of {size} {unit} is over the limit of {limit}")
@@ -28,31 +29,31 @@ class DecodedTooLarge(Exception):
 
 
 class ExpansionLimit(NamedTuple):
-    """What one compressed body may become."""
+    """The decoded size that one compressed body may have."""
 
-    free_bytes: int = FREE_BYTES_DEFAULT  # bytes that may come out whatever went in
-    ratio: int = RATIO_DEFAULT  # and so many times what went in; 0: no limit
+    free_bytes: int = FREE_BYTES_DEFAULT  # decoded bytes that are always allowed
+    ratio: int = RATIO_DEFAULT  # and so many times the compressed bytes; 0: no limit
 
     def start(self) -> ExpansionCounter:
         return ExpansionCounter(self)
 
 
 class ExpansionCounter:
-    """Count what goes into a decoder and what comes out."""
+    """Counts the compressed and the decoded bytes of one body."""
 
-    def __init__(self, allowance: ExpansionLimit) -> None:
-        self._limit = allowance
+    def __init__(self, limit: ExpansionLimit) -> None:
+        self._limit = limit
         self._packed = self._unpacked = 0
 
     def add(self, packed: int, unpacked: int) -> None:
-        """So many bytes became, or are about to become, so many. Raises Oversized where that is too many."""
+        """Add bytes that were decoded, or are about to be. Raises DecodedTooLarge where they exceed the limit."""
         self._packed += packed
         self._unpacked += unpacked
         free, ratio = self._limit
         limit = free + ratio * self._packed
         if ratio and self._unpacked > limit:
-            raise DecodedTooLarge(f"what {self._packed} compressed bytes decode to, a body", self._unpacked, limit)
+            raise DecodedTooLarge(f"a body of {self._packed} compressed bytes, decoded", self._unpacked, limit)
 
 
 DEFAULT_EXPANSION_LIMIT: Final = ExpansionLimit()
-"""What a compressed body may become where nothing else was set."""
+"""Used where nothing else is set."""

@@ -34,6 +34,7 @@ __all__ = (
 try:
     if os.environ.get("TIDELOG_KERNEL", "1").strip().lower() in ("", "0", "false"):
         raise ImportError("switched off by TIDELOG_KERNEL")
+    from tidelog._native import LAYOUT as LAYOUT
     from tidelog._native import (
         all_bytes,
         borrow_buffer,
@@ -53,6 +54,7 @@ try:
         value_lengths,
     )
 except ImportError:
+    from tidelog._pure_python import LAYOUT as LAYOUT
     from tidelog._pure_python import (
         all_bytes,
         borrow_buffer,

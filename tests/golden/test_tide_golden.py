@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import xxhash
 from numpy.typing import NDArray
+from tests.frames import FrameReader, encode_batch, record_kinds
 
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import (
@@ -94,7 +95,7 @@ def read_batch(buf: bytes) -> object:
     rows = batch.decode(buf, found)
     if isinstance(rows, frame.Fault):
         raise Detected(rows.reason)
-    return found.flags, found.topic_id, list(iter_records(rows)), batch.record_kinds(buf, found).tolist()
+    return found.flags, found.topic_id, list(iter_records(rows)), record_kinds(rows)
 
 
 def read_log(buf: bytes) -> object:
@@ -153,8 +154,7 @@ def record(seq: int, data: bytes, *, ms: int = 0, node: bytes = b"", tag: bytes 
 
 def make_vector() -> deletion_vector.DeletionVector:
     vector = deletion_vector.DeletionVector(1, 9)
-    vector.mark([2, 6])
-    vector.mark_range(9, 100)
+    vector.mark([2, 6, 9])
     return vector
 
 
@@ -167,7 +167,7 @@ def segment() -> bytes:
         (
             append(1, b"one"),
             append(2, b"two", node=b"n1", tag=b"t", flags=frame.DURABLE),
-            batch.encode(10, 3, TS + 1, [b"three", b"four", b"", b"six!"], kinds=b"\0\1\xff\0", tag=b"t"),
+            encode_batch(10, 3, TS + 1, [b"three", b"four", b"", b"six!"], kinds=b"\0\1\xff\0", tag=b"t"),
             append(8, b"eight", ms=2),
         )
     )
@@ -279,12 +279,12 @@ VECTORS: dict[str, Vector] = {
     "group_cursor": control(control_frames.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),
-        lambda: batch.encode(10, 1, TS, [b'{"d":1}', b"", b"xyz"]),
+        lambda: encode_batch(10, 1, TS, [b'{"d":1}', b"", b"xyz"]),
         read_batch,
     ),
     "batch_common": Vector(
         (15, 10, [record(4, b"a", node=b"n1", tag=b"t"), record(5, b"bc", node=b"n1", tag=b"t")], [0, 0]),
-        lambda: batch.encode(10, 4, TS, [b"a", b"bc"], node=b"n1", tag=b"t", flags=frame.DURABLE | frame.MORE),
+        lambda: encode_batch(10, 4, TS, [b"a", b"bc"], node=b"n1", tag=b"t", flags=frame.DURABLE | frame.MORE),
         read_batch,
     ),
     "batch_columns": Vector(
@@ -298,7 +298,7 @@ VECTORS: dict[str, Vector] = {
             ],
             [1, 0, 0],
         ),
-        lambda: batch.encode(
+        lambda: encode_batch(
             10,
             1,
             TS,
@@ -317,19 +317,19 @@ VECTORS: dict[str, Vector] = {
             [record(7, b"one", node=b"n1", tag=b"a", meta=b"m1"), record(8, b"two", node=b"n1", tag=b"b")],
             [0, 0],
         ),
-        lambda: batch.encode(10, 7, TS, [b"one", b"two"], tags=[b"a", b"b"], metas=[b"m1", b""], node=b"n1"),
+        lambda: encode_batch(10, 7, TS, [b"one", b"two"], tags=[b"a", b"b"], metas=[b"m1", b""], node=b"n1"),
         read_batch,
     ),
     "batch_holes": Vector(
         (0, 10, [record(21, b"kept", tag=b"t"), record(23, b"also")], [0, 1]),
-        lambda: batch.encode(
+        lambda: encode_batch(
             10, 20, TS, [b"", b"kept", b"", b"also"], tags=[b"", b"t", b"", b""], kinds=b"\xff\0\xff\1"
         ),
         read_batch,
     ),
     "batch_json": Vector(
         (frame.JSON, 10, [record(11, b'{"d":1}', meta=b'{"h":1}'), record(12, b"[2]")], [1, 1]),
-        lambda: batch.encode(10, 11, TS, [b'{"d":1}', b"[2]"], metas=[b'{"h":1}', b""], flags=frame.JSON),
+        lambda: encode_batch(10, 11, TS, [b'{"d":1}', b"[2]"], metas=[b'{"h":1}', b""], flags=frame.JSON),
         read_batch,
     ),
     "batch_json_holes": Vector(
@@ -339,7 +339,7 @@ VECTORS: dict[str, Vector] = {
             [record(13, b'{"d":1}', tag=b"t"), record(15, b"[2]", tag=b"t", meta=b'{"h":1}')],
             [1, 1],
         ),
-        lambda: batch.encode(
+        lambda: encode_batch(
             10,
             13,
             TS,
@@ -365,8 +365,8 @@ VECTORS: dict[str, Vector] = {
                 append(1, b"one"),
                 append(2, b"two", node=b"n1", tag=b"t", flags=frame.DURABLE),
                 VECTORS["head_watermark"].write(),
-                batch.encode(10, 3, TS, [b"three", b"four"], flags=frame.MORE),
-                batch.encode(10, 5, TS, [b"five"], tags=[b"u"]),
+                encode_batch(10, 3, TS, [b"three", b"four"], flags=frame.MORE),
+                encode_batch(10, 5, TS, [b"five"], tags=[b"u"]),
                 append(8, b"eight", ms=1),
                 bytes(64),
             )
@@ -386,9 +386,7 @@ VECTORS: dict[str, Vector] = {
             (189, 5, TS + 2, 0, [0, 0, 0]),
             (240, 0, TS + 2, segment_index.HOLE, [0, 0, 0]),
         ],
-        lambda: segment_index.entries_to_bytes(
-            segment_index.build_entries(scan.scan_records(GOLDEN["segment_data"]).rows, 1, 10, 240)
-        ),
+        lambda: segment_index.build_entries(scan.scan_records(GOLDEN["segment_data"]).rows, 1, 10, 240).tobytes(),
         read_idx,
     ),
     "segment_foot": Vector(
@@ -442,7 +440,7 @@ def test_the_frozen_bytes_say_what_they_always_said(name: str) -> None:
 def test_bytes_bytearrays_and_mapped_files_read_alike(wrap: Callable[[bytes], Any]) -> None:
     log = GOLDEN["log"]
     assert list(iter_records(scan.scan_records(wrap(log)).rows)) == VECTORS["log"].content
-    assert [found.kind for found in scan.scan_frames(wrap(log))] == [1, 1, 11, 12, 12, 1]
+    assert [found.kind for found in FrameReader(wrap(log))] == [1, 1, 11, 12, 12, 1]
     assert scan.scan_headers(wrap(log)).headers["kind"].tolist() == [1, 1, 11, 12, 12, 1]
     assert footer.decode(wrap(GOLDEN["segment_foot"])) == VECTORS["segment_foot"].content
     assert file_header.decode_snapshot(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
@@ -511,7 +509,7 @@ def surveyed(buf: bytes) -> tuple[object, ...]:
 
 def framed(buf: bytes) -> tuple[object, ...]:
     """What `surveyed` should say, frame by frame."""
-    scanner = scan.scan_frames(buf)
+    scanner = FrameReader(buf)
     seen = [found.pos for found in scanner]
     kept = [pos for pos in seen if pos < scanner.whole_end]
     heads = b"".join(buf[pos : pos + frame.HEADER_BYTES] for pos in kept)
@@ -529,7 +527,7 @@ def test_a_survey_of_a_broken_log_says_what_its_frames_say_one_by_one() -> None:
 def test_a_log_cut_anywhere_is_a_shorter_log_or_a_detected_one() -> None:
     buf = GOLDEN["log"]
     tail = len(buf) - 64
-    ends = [found.end for found in scan.scan_frames(buf)]
+    ends = [found.end for found in FrameReader(buf)]
     clean = {size for size in range(len(buf)) if outcome("log", buf[:size]) != "detected"}
     # Whole frames and nothing else, or whole frames and some of the zeros behind the last one. The fourth
     # frame opens a batch that the fifth completes, so the log never ends between the two.

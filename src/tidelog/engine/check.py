@@ -489,7 +489,7 @@ class SegmentCheck:
         """Index and counts against the data."""
         row = self._row
         entries = segment_index.build_entries(rows, row.base, row.stop, row.size)
-        made, have = (np.frombuffer(buf, np.uint8) for buf in (segment_index.entries_to_bytes(entries), index or b""))
+        made, have = (np.frombuffer(buf, np.uint8) for buf in (entries.tobytes(), index or b""))
         common = min(len(made), len(have))
         if len(wrong := np.flatnonzero(have[:common] != made[:common])):
             pos = int(wrong[0])

@@ -498,7 +498,7 @@ def _rebuild_index(topic_id: int, base: int, stop: int, content: Buffer) -> byte
     starts = rows.frame_pos[np.append(0, np.flatnonzero(np.diff(rows.frame_pos)) + 1)]
     if (frame.read_headers(rows.buf, starts)["topic_id"] != topic_id).any():
         return None
-    return segment_index.entries_to_bytes(segment_index.build_entries(rows, base, stop, len(content)))
+    return segment_index.build_entries(rows, base, stop, len(content)).tobytes()
 
 
 def _write_tag_index(home: SegmentFiles, base: int, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:

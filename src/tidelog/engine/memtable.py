@@ -148,7 +148,7 @@ class MemTable:
         entries = segment_index.read_entries(bytes(self.index_bytes())).copy()
         shift = origin - self.origin
         entries["frame_offset"] = entries["frame_offset"].astype(np.int64) + shift
-        self._index = AppendBuffer(segment_index.entries_to_bytes(entries))
+        self._index = AppendBuffer(entries.tobytes())
         self._starts = [start + shift for start in self._starts]
         self.segment, self.origin = segment, origin
 
@@ -170,7 +170,7 @@ class MemTable:
         made = segment_index.build_entries(
             walk.rows, self._indexed_stop, self.stop, self.origin + self.size, origin=start
         )
-        self._index.append(segment_index.entries_to_bytes(made))
+        self._index.append(made.tobytes())
         self._indexed_bytes, self._indexed_stop = self.size, self.stop
 
     def index_bytes(self) -> memoryview:

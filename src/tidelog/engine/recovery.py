@@ -482,7 +482,7 @@ def _build_index(rows: Rows, origin: int, sizes: Ints, counts: Ints) -> bytes:
     """The index of records whose frames, of these sizes, are back to back from `origin` on."""
     entries = segment_index.build_entries(rows, int(rows.seq[0]), int(rows.seq[-1]) + 1, frame.U32_MAX)
     entries["frame_offset"] = np.repeat(origin + sizes.cumsum() - sizes, counts)
-    return segment_index.entries_to_bytes(entries)
+    return entries.tobytes()
 
 
 def _wal_ranges(file: File, starts: Ints, sizes: Ints) -> list[WalRange]:

@@ -437,9 +437,7 @@ class Segment:
         walk = scan.scan_records(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
         if walk.end != self.size or len(walk.rows) != self.stop - self.base:
             return False
-        self.rebuilt_index = segment_index.entries_to_bytes(
-            segment_index.build_entries(walk.rows, self.base, self.stop, self.size)
-        )
+        self.rebuilt_index = segment_index.build_entries(walk.rows, self.base, self.stop, self.size).tobytes()
         return True
 
     def entries(self) -> NDArray[np.void]:

@@ -1,9 +1,9 @@
-"""[policy] Messages of an Arrow IPC stream from outside, checked before pyarrow decodes them.
+"""Messages of a client's Arrow IPC stream, checked before pyarrow decodes them.
 
     ┌──────────┬──────┬──────────────────┬──────────┐
     │ FFFFFFFF │ size │ metadata (size)  │ body     │      a message; size 0 is the end of the stream
     └──────────┴──────┴──────────────────┴──────────┘
-                       └ a flatbuffer: its kind, how long the body is, and what the kind says of itself
+                       └ a flatbuffer: kind, length of the body, and the fields of the kind
 
 A few bytes can claim anything: a column of type `null` has no buffers and any number of rows, a compressed buffer
 declares its decoded length, a schema can name a million columns. So these are read from the metadata first:
@@ -12,7 +12,7 @@ declares its decoded length, a schema can name a million columns. So these are r
   2. A batch has at most `ROWS_MAX` rows; every column has as many, and no more nulls than rows.
   3. Every buffer is inside the body. The decoded bytes of all of them are within the caller's limit.
 
-What is left is pyarrow's to check, and a batch is validated in full before it is used.
+pyarrow checks the rest, and a batch is validated in full before it is used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HEAD: Final = Struct("<Ii")
 SCHEMA, BATCH = 1, 3
 COLUMNS_MAX: Final = 16
 ROWS_MAX: Final = 1 << 20
-"""Of one message. An offset has four bytes, so a message that is within the limit of bytes could have sixteen times as
-many rows, and compressed it would weigh next to nothing."""
+"""Of one message. An offset has four bytes, so a message within the limit of bytes could have sixteen times as many
+rows, and would be tiny when it is compressed."""
 
 METADATA_BYTES_MAX: Final = 1 << 20
 _CONTINUES: Final = 0xFFFFFFFF
@@ -47,7 +47,7 @@ def _not_arrow_error(reason: str) -> BadInput:
 
 
 def metadata_bytes(head: Bytes) -> int:
-    """Bytes of the metadata of the message that begins so; 0 is the end of the stream."""
+    """Return the size of the metadata of the message with this head; 0 is the end of the stream."""
     mark, size = HEAD.unpack_from(head)
     if mark != _CONTINUES or not 0 <= size <= METADATA_BYTES_MAX:
         raise _not_arrow_error("a message does not begin where one should")
@@ -55,7 +55,7 @@ def metadata_bytes(head: Bytes) -> int:
 
 
 def read_kind_and_size(metadata: Bytes) -> tuple[int, int]:
-    """The kind of a message and the bytes of its body."""
+    """Return the kind of a message and the size of its body."""
     try:
         root = _U32.unpack_from(metadata)[0]
         kind, length = _field(metadata, root, 1), _field(metadata, root, 3)
@@ -68,7 +68,7 @@ def read_kind_and_size(metadata: Bytes) -> tuple[int, int]:
 
 
 def read_schema(message: Bytes, kinds: Mapping[str, tuple[pa.DataType, ...]]) -> pa.Schema:
-    """The schema of a message. Raises where a column is none of `kinds`, or has another type, or comes twice."""
+    """Return the schema of a message. Raises where a column is none of `kinds`, has another type, or occurs twice."""
     try:
         table = _header(message)
         count = 0 if (fields := _field(message, table, 1)) is None else _vector_length(message, fields)
@@ -78,7 +78,7 @@ def read_schema(message: Bytes, kinds: Mapping[str, tuple[pa.DataType, ...]]) ->
         raise BadInput(f"an Arrow stream of {count} columns has more than a record has fields; nothing was written")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
-        names = schema.names  # which may be no UTF-8
+        names = schema.names  # raises where a name is not UTF-8
     except (pa.ArrowException, ValueError, OSError) as error:
         raise _not_arrow_error(str(error)) from None
     if "data" not in names or len(set(names)) < len(names):
@@ -93,14 +93,14 @@ def read_schema(message: Bytes, kinds: Mapping[str, tuple[pa.DataType, ...]]) ->
 
 
 class BatchSize(NamedTuple):
-    """What a batch claims to be, from its metadata alone."""
+    """The size that the metadata of a batch declares."""
 
     rows: int
     bytes: int  # of its buffers once they are decoded
 
 
 def measure(message: Bytes, columns: int) -> BatchSize:
-    """How large a batch of so many flat columns is when it is decoded. Raises where it cannot be what it claims."""
+    """Return the decoded size of a batch of so many flat columns. Raises where its metadata contradicts itself."""
     try:
         return _measure(message, columns)
     except (struct.error, IndexError):
@@ -114,7 +114,7 @@ def _measure(message: Bytes, columns: int) -> BatchSize:
     at = _field(message, table, 0)
     rows = 0 if at is None else _I64.unpack_from(message, at)[0]
     if rows < 0:
-        raise _not_arrow_error(f"a batch claims {rows} rows")
+        raise _not_arrow_error(f"a batch declares {rows} rows")
     if rows > ROWS_MAX:
         raise DecodedTooLarge("an Arrow batch", rows, ROWS_MAX, "rows")
     nodes, buffers = (_read_pairs(message, table, number) for number in (1, 2))
@@ -126,7 +126,7 @@ def _measure(message: Bytes, columns: int) -> BatchSize:
     total = rows * columns
     for offset, length in buffers:
         if offset < 0 or length < 0 or offset + length > body_bytes:
-            raise _not_arrow_error("a buffer lies outside its message")
+            raise _not_arrow_error("a buffer is outside its message")
         size = length
         if is_packed and length:
             if length < _I64.size:
@@ -140,7 +140,7 @@ def _measure(message: Bytes, columns: int) -> BatchSize:
 
 
 def read_batch(message: Bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch that was measured, decoded and validated in full."""
+    """Decode a batch that was measured, and validate it in full."""
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
         batch.validate(full=True)
@@ -152,7 +152,7 @@ def read_batch(message: Bytes, schema: pa.Schema) -> pa.RecordBatch:
 def read_batches(
     content: memoryview, kinds: Mapping[str, tuple[pa.DataType, ...]], batch_bytes_max: int, expansion: ExpansionCounter
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a whole stream, one at a time; each is measured before it is decoded."""
+    """Yield the batches of a whole stream; each is measured before it is decoded."""
     schema, at = None, 0
     while at < len(content):
         if len(content) - at < HEAD.size:

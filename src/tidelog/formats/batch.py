@@ -1,4 +1,4 @@
-"""[hot] AppendBatch: records of one caller as columns under one checksum. Only this module knows its body.
+"""AppendBatch: records of one caller as columns under one checksum. Only this module knows its body.
 
     frame header        seq = first seq, ts = commit time; node and tag here are common to all records
     ┌───────┬────────┬──────┐
@@ -13,23 +13,17 @@
     │ all tags │ all nodes │ all metas │ all datas
     └────────────────────────────────────────┘
 
-Record i has seq `first + i`. A HOLE keeps the seqs of its neighbours where they are when a
-compaction takes a record out: all its lengths are zero and no reader ever sees it. A batch is
-whole or absent, because it has one checksum; encoding and verifying cost per batch, not per record.
+Record i has seq `first + i`. A hole takes the place of a record that compaction removed, so that its neighbours keep
+their seqs: all its lengths are zero and readers skip it. A batch is whole or absent, because it has one checksum;
+encoding and verifying cost per batch, not per record.
 
-[hot] The records of one caller as columns in memory, from lists or from Arrow, before they are bytes.
-
-    lengths   u32 or u16 × count         what the batch will store of each value
-    values    as they came, or one blob  joined once, where the frame is made
-
-Whatever leaves here can be written and read back: every length fits its field, tags and nodes are
-UTF-8, all columns tell of the same number of records, a hole has no value, and no kind contradicts
-the flag of its frame.
+`InputColumns` are the records before they are encoded, from lists or from Arrow. Everything that passes `check_columns`
+can be written and read back: every length fits its field, tags and nodes are UTF-8, all columns have the same number of
+records, a hole has no value, and no kind contradicts the flag of its frame.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -40,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidelog import native
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats.frame import (
@@ -67,14 +62,15 @@ KIND_JSON: Final = 1
 KIND_HOLE: Final = 255
 _RECORD_KINDS: Final = bytes((KIND_BYTES, KIND_JSON, KIND_HOLE))
 
-FRAME_BYTES_TARGET: Final = 256 << 10  # about what a frame holds: it stays in a processor's cache while it is made
+FRAME_BYTES_TARGET: Final = 256 << 10  # of one frame: it stays in a processor's cache while it is encoded
+FRAME_RECORDS_MAX: Final = 4096  # of one frame, however short the records are
 
 _U32_LENGTHS: Final[np.dtype[np.unsignedinteger]] = np.dtype("<u4")
 _U16_LENGTHS: Final[np.dtype[np.unsignedinteger]] = np.dtype("<u2")
 
 
 class InputColumn:
-    """One column of values, held back to back (`blob`) or as they came (`values`)."""
+    """One column of values, adjacent in one buffer (`blob`) or as a sequence (`values`)."""
 
     def __init__(
         self,
@@ -87,7 +83,7 @@ class InputColumn:
 
     @cached_property
     def offsets(self) -> Ints:
-        """Where each value starts when all lie back to back, and where the last one ends."""
+        """Where each value starts when all are adjacent, and where the last one ends."""
         return np.append(np.int64(0), self.lengths.cumsum(dtype=np.int64))
 
     @property
@@ -95,11 +91,11 @@ class InputColumn:
         return len(self._blob) if self._blob is not None else int(self.lengths.sum(dtype=np.int64))
 
     def buffers(self, lo: int, hi: int) -> Sequence[Buffer]:
-        """The bytes of values lo to hi, in order."""
-        whole = hi - lo == len(self.lengths)
+        """Return the bytes of values [lo, hi), in order."""
+        is_whole = hi - lo == len(self.lengths)
         if self._blob is not None:
-            return [self._blob if whole else memoryview(self._blob)[int(self.offsets[lo]) : int(self.offsets[hi])]]
-        values = self._values if whole else self._values[lo:hi]
+            return [self._blob if is_whole else memoryview(self._blob)[int(self.offsets[lo]) : int(self.offsets[hi])]]
+        values = self._values if is_whole else self._values[lo:hi]
         return join_if_small(values, int(self.lengths[lo:hi].sum(dtype=np.int64)))
 
 
@@ -138,7 +134,7 @@ def from_arrow(
     metas: pa.Array | None,
     kinds: bytes | None,
 ) -> InputColumns:
-    """The columns of these arrays, borrowing their buffers. Nulls are empty values, except in `data`."""
+    """Return the columns of these arrays, borrowing their buffers. Nulls are empty values, except in `data`."""
     if data.null_count:
         raise BadInput(f"data has {data.null_count} nulls; a record without data is an empty value, not a null")
     return InputColumns(
@@ -160,7 +156,7 @@ def _column_from_arrow(array: pa.Array, what: str, limit: int) -> InputColumn:
     if chunked:
         array = array.combine_chunks()
     if array.null_count:
-        # A null's slot may still span bytes; filling it is what makes the blob dense.
+        # A null's slot may still span bytes; filling the nulls makes the blob dense.
         array = pc.fill_null(array, pa.scalar(b"", array.type))
     dtype = _U32_LENGTHS if limit == U32_MAX else _U16_LENGTHS
     _, starts, blob = array.buffers()
@@ -176,7 +172,7 @@ def _column_from_arrow(array: pa.Array, what: str, limit: int) -> InputColumn:
 
 
 def check_columns(columns: InputColumns, *, tag: bytes, node: bytes, flags: int) -> InputColumns:
-    """The columns, after refusing what decode would refuse."""
+    """Return the columns; raise for what `decode` would refuse."""
     count = len(columns.data.lengths)
     if not count:
         raise BadInput("a batch has at least one record")
@@ -207,7 +203,7 @@ def check_columns(columns: InputColumns, *, tag: bytes, node: bytes, flags: int)
 
 def _pack_lengths(values: Sequence[bytes], what: str, limit: int) -> NDArray[np.unsignedinteger]:
     try:
-        # struct.pack checks the range of every length on the way; np.fromiter would not, and is slower.
+        # struct.pack also checks the range of every length; np.fromiter would not, and is slower.
         packed = pack(f"<{len(values)}{'I' if limit == U32_MAX else 'H'}", *map(len, values))
     except error:
         raise TooLarge(f"a {what} of the batch", size=max(map(len, values)), limit=limit) from None
@@ -215,39 +211,26 @@ def _pack_lengths(values: Sequence[bytes], what: str, limit: int) -> NDArray[np.
 
 
 def join_if_small(values: Sequence[bytes], size: int) -> Sequence[bytes]:
-    """The values as few parts of a frame, or as they are.
+    """Return the values as one part of a frame if they are small, else unchanged.
 
-    Joining first saves a call per value. Past a cache's worth it costs a second large buffer, and page
-    faults on that cost more than the calls: 0.69 ms against 0.15 ms for 1 MB in values of 1 KB.
+    Joining first saves a call per value. For more bytes than a cache has it needs a second large buffer, and its page
+    faults cost more than the calls: 0.69 ms against 0.15 ms for 1 MB in values of 1 KB.
     """
     return (b"".join(values),) if size <= FRAME_BYTES_TARGET else values
 
 
-def split_points(starts: list[int], count_max: int) -> list[int]:
-    """The first record of each frame and one past the last, given where each would start if all lay together."""
-    found, count = [0], len(starts) - 1
-    while (lo := found[-1]) < count:
-        fits = bisect_right(starts, starts[lo] + FRAME_BYTES_TARGET) - 1
-        found.append(max(lo + 1, min(fits, lo + count_max)))
-    return found
-
-
-def slice_values(buf: bytes, lengths_at: int, count: int, lo: int, hi: int) -> list[bytes]:
-    """Values [lo, hi) of a column of `count`, as far as there are so many: u32 lengths, then the values. Of bytes that
-    are known to be whole; for a few values a tenth of the time of arrays."""
+def slice_values(buf: bytes, lengths_pos: int, count: int, lo: int, hi: int) -> list[bytes]:
+    """Return values [lo, hi) of a verified column of `count` u32 lengths and then the values; fewer where it has fewer.
+    For a few values a tenth of the time of arrays."""
     hi = min(hi, count)
-    start = lengths_at + 4 * count + (int(np.frombuffer(buf, "<u4", lo, lengths_at).sum()) if lo else 0)
-    sizes = unpack_from(f"<{hi - lo}I", buf, lengths_at + 4 * lo)
-    return [buf[at:end] for at, end in pairwise(accumulate(sizes, initial=start))]
+    start = lengths_pos + 4 * count + (int(np.frombuffer(buf, "<u4", lo, lengths_pos).sum()) if lo else 0)
+    sizes = unpack_from(f"<{hi - lo}I", buf, lengths_pos + 4 * lo)
+    return [buf[pos:end] for pos, end in pairwise(accumulate(sizes, initial=start))]
 
-
-# the kinds of a record, for those who write and read batches
-
-
-FRAME_RECORDS_MAX = 4096  # and no more than that, however short they are
 
 _HAS_TAGS, _HAS_NODES, _HAS_METAS, _HAS_KINDS = 1, 2, 4, 8
 _HEAD = Struct("<IB3s")
+HEAD_BYTES: Final = _HEAD.size
 _BFLAGS_OFFSET: Final = 4
 _PAD: Final = bytes(3)
 _U32: Final = np.dtype("<u4")
@@ -264,7 +247,7 @@ _LENGTHS_WIDTH: Final = [
 
 
 class _BatchHeader(NamedTuple):
-    """What is the same for all records of a caller's batch."""
+    """Fields that all records of a caller's batch share."""
 
     topic_id: int
     first_seq: int
@@ -272,28 +255,6 @@ class _BatchHeader(NamedTuple):
     node: bytes
     tag: bytes
     flags: int
-
-
-def encode(
-    topic_id: int,
-    first_seq: int,
-    ts_ms: int,
-    datas: Sequence[bytes],
-    *,
-    tags: Sequence[bytes] | None = None,
-    nodes: Sequence[bytes] | None = None,
-    metas: Sequence[bytes] | None = None,
-    kinds: bytes | None = None,
-    tag: bytes = b"",
-    node: bytes = b"",
-    flags: int = 0,
-) -> bytes:
-    """One frame with one record per item of `datas`, numbered from `first_seq`."""
-    head = _BatchHeader(topic_id, first_seq, ts_ms, node, tag, flags)
-    if tags is None and nodes is None and metas is None and kinds is None:
-        return _encode_plain(head, datas, list(map(len, datas)), 0)
-    columns = check_columns(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node, flags=flags)
-    return _encode_slice(head, columns, 0, len(datas))
 
 
 def encode_many(
@@ -311,24 +272,20 @@ def encode_many(
     node: bytes = b"",
     flags: int = 0,
 ) -> list[bytes]:
-    """The batch as frames of a size that stays in the processor's cache; MORE chains all but the last. `lengths` of
+    """Encode a batch as frames that fit the processor's cache; MORE chains all but the last. `lengths`: those of
     `datas`, where they are known already."""
     head = _BatchHeader(topic_id, first_seq, ts_ms, node, tag, flags)
     if tags is None and nodes is None and metas is None and kinds is None:
         lengths = lengths or list(map(len, datas))
         if len(datas) <= FRAME_RECORDS_MAX and sum(lengths) <= FRAME_BYTES_TARGET:
-            return [_encode_plain(head, datas, lengths, 0)]
-        pieces = pairwise(split_points([0, *accumulate(lengths)], FRAME_RECORDS_MAX))
-        return [
-            _encode_plain(_with_more_flag(head, hi < len(datas)), datas[lo:hi], lengths[lo:hi], lo) for lo, hi in pieces
-        ]
+            return [_encode_plain(head, datas, lengths)]
     return _encode_split(
         head, check_columns(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node, flags=flags)
     )
 
 
 def encode_lengths(lengths: NDArray[np.uint32]) -> bytes:
-    """The body of a frame up to its datas, whose lengths these are, where the records have nothing else."""
+    """Encode the body of a frame up to its datas, which have these lengths, for records with data only."""
     return _HEAD.pack(len(lengths), 0, _PAD) + lengths.tobytes()
 
 
@@ -346,9 +303,9 @@ def encode_arrow(
     node: bytes = b"",
     flags: int = 0,
 ) -> list[bytes]:
-    """`encode_many` from binary or string arrays, with no Python object per record.
+    """`encode_many` from binary or string arrays, without a Python object per record.
 
-    A null tag, node or meta is written as an empty one; null data is refused.
+    A null tag, node or meta is written as an empty one; null data raises BadInput.
     """
     head = _BatchHeader(topic_id, first_seq, ts_ms, node, tag, flags)
     return _encode_split(
@@ -357,14 +314,14 @@ def encode_arrow(
 
 
 def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
-    """The records of an AppendBatch frame that `frame.get` found; bad bytes never raise.
+    """Decode an AppendBatch frame that `read_frame` returned. Bad bytes never raise. Holes are left out.
 
-    Every length is held against the body before a position is derived from it. Holes are left out.
+    Every length is compared with the body before a position is derived from it.
     """
-    head_at, end = frame.data_pos, frame.data_end
-    if end - head_at < _HEAD.size:
-        return Fault(ScanStop.BAD, f"a batch body of {end - head_at} bytes is shorter than its head")
-    count, bflags, pad = _HEAD.unpack_from(buf, head_at)
+    head_pos, end = frame.data_pos, frame.data_end
+    if end - head_pos < _HEAD.size:
+        return Fault(ScanStop.BAD, f"a batch body of {end - head_pos} bytes is shorter than its head")
+    count, bflags, pad = _HEAD.unpack_from(buf, head_pos)
     if not count or pad != _PAD or bflags >= len(_LENGTHS_WIDTH):
         return Fault(
             ScanStop.BAD, f"a batch of {count} records with column flags {bflags:#04x} and padding {pad.hex()}"
@@ -372,26 +329,26 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     if (bflags & _HAS_TAGS and frame.flags & HAS_TAG) or (bflags & _HAS_NODES and frame.flags & HAS_NODE):
         return Fault(ScanStop.BAD, "a tag or a node is given both for the batch and for each record")
     if frame.seq + count - 1 > SEQ_MAX:
-        return Fault(ScanStop.BAD, f"a batch of {count} records from seq {frame.seq} runs out of seqs")
-    lengths_at = head_at + _HEAD.size
-    start = lengths_at + count * _LENGTHS_WIDTH[bflags]
+        return Fault(ScanStop.BAD, f"a batch of {count} records from seq {frame.seq} exceeds the highest seq")
+    lengths_pos = head_pos + _HEAD.size
+    start = lengths_pos + count * _LENGTHS_WIDTH[bflags]
     if start > end:
-        return Fault(ScanStop.BAD, f"the length columns of {count} records do not fit a body of {end - head_at} bytes")
-    data_len = np.frombuffer(buf, _U32, count, lengths_at).astype(np.int64)
+        return Fault(ScanStop.BAD, f"the length columns of {count} records do not fit a body of {end - head_pos} bytes")
+    data_len = np.frombuffer(buf, _U32, count, lengths_pos).astype(np.int64)
     node = tag = meta = kind = None
     if bflags:
-        lengths_at += 4 * count
+        lengths_pos += 4 * count
         if bflags & _HAS_TAGS:
-            tag, start = _span_of_lengths(np.frombuffer(buf, _U16, count, lengths_at), start)
-            lengths_at += 2 * count
+            tag, start = _span_of_lengths(np.frombuffer(buf, _U16, count, lengths_pos), start)
+            lengths_pos += 2 * count
         if bflags & _HAS_NODES:
-            node, start = _span_of_lengths(np.frombuffer(buf, _U16, count, lengths_at), start)
-            lengths_at += 2 * count
+            node, start = _span_of_lengths(np.frombuffer(buf, _U16, count, lengths_pos), start)
+            lengths_pos += 2 * count
         if bflags & _HAS_METAS:
-            meta, start = _span_of_lengths(np.frombuffer(buf, _U32, count, lengths_at), start)
-            lengths_at += 4 * count
+            meta, start = _span_of_lengths(np.frombuffer(buf, _U32, count, lengths_pos), start)
+            lengths_pos += 4 * count
         if bflags & _HAS_KINDS:
-            kind = np.frombuffer(buf, np.uint8, count, lengths_at)
+            kind = np.frombuffer(buf, np.uint8, count, lengths_pos)
     data, start = _span_of_lengths(data_len, start)
     # Lengths are not negative, so a total that fits means that every value fits.
     if start != end:
@@ -418,13 +375,13 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
 
 
 def decode_all(buf: Buffer, frames: Sequence[Frame]) -> tuple[list[Rows], tuple[int, Fault] | None]:
-    """The records of these batches in order, up to the first that does not decode; its position and why."""
+    """Decode these batches in order, up to the first that does not decode; also return its position and why."""
     out: list[Rows] = []
-    for alike, group in groupby(frames, lambda frame: plain_lengths(buf, frame) is not None):
+    for is_plain, group in groupby(frames, lambda frame: plain_lengths(buf, frame) is not None):
         run = list(group)
-        together = _decode_plain_run(buf, run) if alike and len(run) > 1 else None
-        if together is not None:
-            out.append(together)
+        joined = _decode_plain_run(buf, run) if is_plain and len(run) > 1 else None
+        if joined is not None:
+            out.append(joined)
             continue
         for frame in run:
             rows = decode(buf, frame)
@@ -435,68 +392,57 @@ def decode_all(buf: Buffer, frames: Sequence[Frame]) -> tuple[list[Rows], tuple[
 
 
 def record_count(buf: Buffer, frame: Frame) -> int:
-    """How many seqs the batch claims to hold; 0 where it has no head."""
+    """Return how many seqs the batch claims to have; 0 where it has no head."""
     return int(_HEAD.unpack_from(buf, frame.data_pos)[0]) if frame.data_end - frame.data_pos >= _HEAD.size else 0
 
 
-def record_kinds(buf: Buffer, frame: Frame) -> NDArray[np.uint8]:
-    """What each record of a batch that decoded is, BYTES or JSON, in the order of its rows."""
-    size, bflags, _ = _HEAD.unpack_from(buf, frame.data_pos)
-    if not bflags & _HAS_KINDS:
-        return np.full(size, KIND_JSON if frame.flags & ALL_JSON else KIND_BYTES, np.uint8)
-    column = frame.data_pos + _HEAD.size + size * (_LENGTHS_WIDTH[bflags] - 1)
-    found: NDArray[np.uint8] = np.frombuffer(buf, np.uint8, size, column)
-    present: NDArray[np.uint8] = found[found != KIND_HOLE]
-    return present
-
-
-def has_kinds(buf: Buffer, at: int) -> bool:
-    """Whether the batch at `at`, which decoded, has a kind for each record."""
-    frame = read_frame(buf, at, len(buf), check=False)
+def has_kinds(buf: Buffer, pos: int) -> bool:
+    """Return whether the batch at `pos`, which decoded, has a kind for each record."""
+    frame = read_frame(buf, pos, len(buf), check=False)
     return isinstance(frame, Frame) and bool(buf[frame.data_pos + _BFLAGS_OFFSET] & _HAS_KINDS)
 
 
-def find_kind_columns(buf: Buffer, at: Ints) -> tuple[Ints, Ints]:
-    """Which of these batches, all of which decoded, have kinds, and where that of seq 0 would lie: s bytes before the
-    kind of seq s."""
-    octets, heads = np.frombuffer(buf, np.uint8), read_headers(buf, at)
-    data_at = at + HEADER_BYTES + heads["node_len"] + heads["tag_len"]
-    bflags = octets[data_at + _BFLAGS_OFFSET]
+def find_kind_columns(buf: Buffer, frame_pos: Ints) -> tuple[Ints, Ints]:
+    """Return which of these batches, all of which decoded, have kinds, and where the kind of seq 0 would be: s bytes
+    before the kind of seq s."""
+    octets, heads = np.frombuffer(buf, np.uint8), read_headers(buf, frame_pos)
+    data_pos = frame_pos + HEADER_BYTES + heads["node_len"] + heads["tag_len"]
+    bflags = octets[data_pos + _BFLAGS_OFFSET]
     which = np.flatnonzero(bflags & _HAS_KINDS)
-    data_at = data_at[which]
-    counts = np.ndarray((len(buf) - 3,), _U32, buf, 0, (1,))[data_at].astype(np.int64)
-    column = data_at + _HEAD.size + counts * (np.array(_LENGTHS_WIDTH)[bflags[which]] - 1)
+    data_pos = data_pos[which]
+    counts = np.ndarray((len(buf) - 3,), _U32, buf, 0, (1,))[data_pos].astype(np.int64)
+    column = data_pos + _HEAD.size + counts * (np.array(_LENGTHS_WIDTH)[bflags[which]] - 1)
     return which, column - heads["seq"][which].astype(np.int64)
 
 
 def plain_lengths(buf: Buffer, frame: Frame) -> tuple[int, int] | None:
-    """How many records a batch claims and where their lengths lie, where they have nothing but data of their own."""
+    """Return how many records a batch claims and where their lengths are; None where records have more than data."""
     is_plain = frame.data_end - frame.data_pos >= _HEAD.size and buf[frame.data_pos + _BFLAGS_OFFSET] == 0
     return (record_count(buf, frame), frame.data_pos + _HEAD.size) if is_plain else None
 
 
 def _decode_plain_run(buf: Buffer, frames: Sequence[Frame]) -> Rows | None:
-    """The records of plain batches at once, or None where one of them does not decode: ask them one by one. The same
-    as `decode` of each, joined, for 2 µs a frame instead of 25: callers' batches can be small."""
+    """Decode plain batches together, or return None where one of them does not decode. The same result as `decode` of
+    each, joined, at 2 µs a frame instead of 25: callers' batches can be small."""
     numbers = [(f.seq, f.ts_ms, f.pos, f.node_pos, f.tag_pos, f.data_pos, f.data_end) for f in frames]
-    seq, ts_ms, at, node_at, tag_at, data_at, end = np.array(numbers, np.int64).T
-    heads = np.ndarray((len(buf) - _HEAD.size + 1,), "V8", buf, 0, (1,))[data_at].view("<u8")
+    seq, ts_ms, frame_pos, node_pos, tag_pos, data_pos, end = np.array(numbers, np.int64).T
+    heads = np.ndarray((len(buf) - _HEAD.size + 1,), "V8", buf, 0, (1,))[data_pos].view("<u8")
     counts: Ints = heads.astype(np.int64)  # a plain head is the count, and zeros above it
-    starts = data_at + _HEAD.size + 4 * counts
+    starts = data_pos + _HEAD.size + 4 * counts
     if not bool(((counts > 0) & (counts <= U32_MAX) & (starts <= end) & (seq <= SEQ_MAX + 1 - counts)).all()):
         return None
-    columns = zip(counts.tolist(), (data_at + _HEAD.size).tolist(), strict=True)
+    columns = zip(counts.tolist(), (data_pos + _HEAD.size).tolist(), strict=True)
     size = np.concatenate([np.frombuffer(buf, _U32, n, pos) for n, pos in columns]).astype(np.int64)
     ends = size.cumsum()
     last = counts.cumsum()
     before = np.append(np.int64(0), ends[last[:-1] - 1])  # bytes of data in earlier frames
     if not np.array_equal(starts + ends[last - 1] - before, end):
         return None
-    names = [(node_at, tag_at - node_at), (tag_at, data_at - tag_at)]
+    names = [(node_pos, tag_pos - node_pos), (tag_pos, data_pos - tag_pos)]
     node, tag = (Span(np.repeat(pos, counts), np.repeat(n, counts)) if n.any() else None for pos, n in names)
     seqs = np.arange(len(size), dtype=np.int64) + np.repeat(seq - last + counts, counts)
     data = Span(ends - size + np.repeat(starts - before, counts), size)
-    return Rows(buf, seqs, np.repeat(ts_ms * 1000, counts), np.repeat(at, counts), data, node, tag)
+    return Rows(buf, seqs, np.repeat(ts_ms * 1000, counts), np.repeat(frame_pos, counts), data, node, tag)
 
 
 def _without_holes(rows: Rows, kind: NDArray[np.uint8], bflags: int) -> Rows | Fault:
@@ -504,51 +450,49 @@ def _without_holes(rows: Rows, kind: NDArray[np.uint8], bflags: int) -> Rows | F
     if bool(((kind > KIND_JSON) & ~hole).any()):
         return Fault(ScanStop.BAD, f"record kind {int(kind[(kind > KIND_JSON) & ~hole][0])} is not known")
     owned = [(rows.data, True), (rows.tag, bflags & _HAS_TAGS), (rows.node, bflags & _HAS_NODES), (rows.meta, True)]
-    if any(span is not None and mine and bool(span.size[hole].any()) for span, mine in owned):
+    if any(span is not None and is_owned and bool(span.size[hole].any()) for span, is_owned in owned):
         return Fault(ScanStop.BAD, "a hole of the batch has a value")
     return rows.take(np.flatnonzero(~hole))
 
 
 def _span_of_lengths(lengths: NDArray[np.integer], start: int) -> tuple[Span, int]:
-    """Where values of these lengths lie when the first starts at `start`, and where the last one ends."""
+    """Return the span of adjacent values of these lengths that begin at `start`, and where the last one ends."""
     size = lengths.astype(np.int64, copy=False)
     ends = size.cumsum()
     return Span(ends - size + start, size), start + int(ends[-1])
 
 
-def _shared_span(count: int, at: int, end: int) -> Span:
-    return Span(np.full(count, at, np.int64), np.full(count, end - at, np.int64))
+def _shared_span(count: int, pos: int, end: int) -> Span:
+    return Span(np.full(count, pos, np.int64), np.full(count, end - pos, np.int64))
 
 
-def _encode_plain(head: _BatchHeader, datas: Sequence[bytes], lengths: Sequence[int], lo: int) -> bytes:
-    """The frame of records that have data only, the first of them number `lo` of the caller's batch.
-
-    Most callers' batches are small and end here: half the time of the general way at ten records.
-    """
+def _encode_plain(head: _BatchHeader, datas: Sequence[bytes], lengths: Sequence[int]) -> bytes:
+    """Encode a batch of one frame whose records have data only: half the time of the general way at ten records."""
     if not datas:
         raise BadInput("a batch has at least one record")
-    size = sum(lengths)
-    if size > U32_MAX:
-        raise TooLarge("the data of a batch", size=size, limit=U32_MAX)
     columns = _HEAD.pack(len(lengths), 0, _PAD) + pack(f"<{len(lengths)}I", *lengths)
-    return _encode_body(head, lo, lo + len(lengths), [columns, *join_if_small(datas, size)])
+    return _encode_body(head, 0, len(lengths), [columns, b"".join(datas)])
 
 
 def _encode_split(head: _BatchHeader, columns: InputColumns) -> list[bytes]:
     count = len(columns.data.lengths)
     if count <= FRAME_RECORDS_MAX and sum(column.size for column in columns.values) <= FRAME_BYTES_TARGET:
         return [_encode_slice(head, columns, 0, count)]
-    starts = np.sum([column.offsets for column in columns.values], axis=0).tolist()
-    pieces = pairwise(split_points(starts, FRAME_RECORDS_MAX))
-    return [_encode_slice(_with_more_flag(head, hi < count), columns, lo, hi) for lo, hi in pieces]
+    sizes = np.sum([column.lengths for column in columns.values], axis=0, dtype=np.int64)
+    chained = head._replace(flags=head.flags | MORE)
+    return [
+        _encode_slice(chained if hi < count else head, columns, lo, hi)
+        for lo, hi, _ in split_records(np.minimum(sizes, U32_MAX).astype(np.uint32))
+    ]
 
 
-def _with_more_flag(head: _BatchHeader, more: bool) -> _BatchHeader:
-    return head._replace(flags=head.flags | MORE) if more else head
+def split_records(sizes: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
+    """Return records [lo, hi) of each frame and their bytes, for records of these sizes."""
+    return native.split_by_size(sizes, FRAME_BYTES_TARGET, FRAME_RECORDS_MAX)
 
 
 def _encode_slice(head: _BatchHeader, columns: InputColumns, lo: int, hi: int) -> bytes:
-    """The frame of records lo to hi of the columns."""
+    """Encode the frame of records [lo, hi) of the columns."""
     optional = [(_HAS_TAGS, columns.tags), (_HAS_NODES, columns.nodes), (_HAS_METAS, columns.metas)]
     present = [(bit, column) for bit, column in optional if column is not None]
     bflags = sum(bit for bit, _ in present) + (_HAS_KINDS if columns.kinds else 0)

@@ -1,6 +1,6 @@
-"""The two small files of a channel: what it is, and how far its queue was read. No other module knows their bytes.
+"""The two small files of a channel: its metadata, and the cursor of its queue. No other module knows their bytes.
 
-    metadata.bin   an envelope (`formats/file_header.py`), magic "TLCM", version 1, around MessagePack:
+    metadata.bin   a file header (`formats/file_header.py`) with magic "TLCM" and version 1, then MessagePack:
                    [handler, owner or nil, config, acl, members]
                      config   [max_clients, max_payload_size, max_persist_messages, persist,
                                message_flush_interval (ms), type]
@@ -12,8 +12,8 @@
                    │ next seq │ crc32 │ zero │      little-endian; the CRC-32 covers the first eight bytes
                    └──────────┴───────┴──────┘
 
-Arrays and no maps, and everything sorted: equal channels have equal bytes. A body that could have
-been written in another way is refused, so that no two files mean the same channel.
+Arrays and no maps, and everything sorted: equal channels have equal bytes. A body that is encoded in another way is
+refused, so that no two files mean the same channel.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChannelConfig(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class ChannelAcl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Who may do what; an empty list lets everybody."""
+    """Users and domains for each operation; an empty list allows all."""
 
     join: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class ChannelAcl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class ChannelMeta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All of a channel that survives a restart, but for its messages."""
+    """Everything of a channel that survives a restart, except its messages."""
 
     handler: str
     owner: str | None
@@ -70,11 +70,10 @@ class ChannelMeta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ChannelMeta).decode
 
 
 def encode(meta: ChannelMeta) -> bytes:
-    """The metadata file of a channel."""
+    """Encode the metadata file of a channel."""
     made = file_header.wrap_file(MAGIC, VERSION, _encode(meta))
     if len(made) > METADATA_BYTES_MAX:
         raise TooLarge(f"the metadata of {meta.handler}", size=len(made), limit=METADATA_BYTES_MAX)
@@ -82,16 +81,13 @@ def encode(meta: ChannelMeta) -> bytes:
 
 
 def decode(buf: Buffer, what: str) -> ChannelMeta:
-    """The channel that a metadata file is about; Corrupt or NewerFormat when it is not one."""
+    """Decode a metadata file; Corrupt or NewerFormat when it is not one."""
     if len(buf) > METADATA_BYTES_MAX:
         raise oversized_error(what, len(buf))
     body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
-    try:
-        meta = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"its body does not decode: {error}") from error
+    meta = file_header.decode_msgpack(ChannelMeta, body, what)
     if _encode(meta) != body:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason="its body is not written as we write it")
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason="its body is not in the canonical encoding")
     for name, listed in (
         ("members", meta.members),
         ("join", meta.acl.join),
@@ -100,7 +96,7 @@ def decode(buf: Buffer, what: str) -> ChannelMeta:
     ):
         if len(listed) > 1 and tuple(sorted({*listed})) != listed:
             raise Corrupt(
-                what, pos=file_header.FILE_HEADER_BYTES, reason=f"its {name} are not sorted, or one stands twice"
+                what, pos=file_header.FILE_HEADER_BYTES, reason=f"its {name} are not sorted, or one occurs twice"
             )
     return meta
 
@@ -110,16 +106,16 @@ def oversized_error(what: str, size: int) -> Corrupt:
 
 
 def encode_cursor(next_seq: int) -> bytes:
-    """The cursor file of a queue whose next message is `next_seq`."""
+    """Encode the cursor file of a queue whose next message is `next_seq`."""
     assert 1 <= next_seq < 1 << 63, "seqs run from 1"
     lead = next_seq.to_bytes(8, "little")
     return _CURSOR.pack(next_seq, crc32(lead), bytes(4))
 
 
 def decode_cursor(buf: Buffer) -> int | None:
-    """The next seq of a cursor file, or None where it is not one."""
+    """Return the next seq of a cursor file, or None where it is not one."""
     if len(buf) != CURSOR_BYTES:
         return None
     next_seq, crc, pad = _CURSOR.unpack_from(buf, 0)
-    whole = crc == crc32(bytes(memoryview(buf)[:_CRC_AT])) and pad == bytes(4)
-    return int(next_seq) if whole and 1 <= next_seq < 1 << 63 else None
+    is_valid = crc == crc32(bytes(memoryview(buf)[:_CRC_AT])) and pad == bytes(4)
+    return int(next_seq) if is_valid and 1 <= next_seq < 1 << 63 else None

@@ -1,14 +1,14 @@
 """The deletion vector of a sealed segment, `seg-<first>.del`. The only module that knows its bytes.
 
-    envelope "TLDV" 1
+    file header "TLDV" 1
     ┌──────┬──────┬─────────┬─────────────────────┐
     │ base │ size │ deleted │ bitmap              │      u64, u32, u32, ⌈size / 8⌉ bytes
     └──────┴──────┴─────────┴─────────────────────┘
                               bit i % 8 of byte i / 8 is set: seq base + i is deleted
 
-Data files never change, so that a segment can lie in an object store; what was deleted from it lies
-here, and the file is replaced as a whole. `deleted` is the number of set bits, and bits behind `size`
-are zero: the same deletions always give the same bytes.
+Data files never change, so that a segment can be kept in an object store; its deletions are stored here, and this file
+is replaced as a whole. `deleted` is the number of set bits, and bits after `size` are zero: the same deletions always
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEAD = Struct("<QII")
 
 
 class DeletionVector:
-    """Which of the seqs [base, base + size) are deleted. A mark is never taken back."""
+    """The deleted seqs among [base, base + size). A mark is never removed."""
 
     __slots__ = ("_bits", "base", "size")
 
@@ -47,27 +47,13 @@ class DeletionVector:
         return int(np.unpackbits(self._bits).sum())
 
     def mark(self, seqs: Ints | Iterable[int]) -> int:
-        """Delete these seqs, all inside the vector; return how many are new."""
+        """Mark these seqs, all inside the vector, as deleted; return how many are new."""
         which = np.asarray(seqs if isinstance(seqs, np.ndarray) else list(seqs), np.int64) - self.base
         if len(which) and (int(which.min()) < 0 or int(which.max()) >= self.size):
             raise BadInput(f"a seq to delete is outside the segment's [{self.base}, {self.base + self.size})")
         before = self.count
         np.bitwise_or.at(self._bits, which >> 3, np.uint8(1) << (which & 7).astype(np.uint8))
         return self.count - before
-
-    def mark_range(self, first: int, stop: int) -> int:
-        """Delete the seqs of [first, stop) that lie in the vector; return how many are new."""
-        first, stop = max(first, self.base), min(stop, self.base + self.size)
-        return self.mark(np.arange(first, stop, dtype=np.int64)) if first < stop else 0
-
-    def is_deleted(self, seqs: Ints) -> NDArray[np.bool_]:
-        """For each seq whether it is deleted here; one outside the vector is not."""
-        which = seqs - self.base
-        inside = (which >= 0) & (which < self.size)
-        found: NDArray[np.bool_] = np.zeros(len(seqs), bool)
-        hit = which[inside]
-        found[inside] = (self._bits[hit >> 3] >> (hit & 7).astype(np.uint8)) & 1 != 0
-        return found
 
     def seqs(self) -> Ints:
         """The deleted seqs, rising."""
@@ -80,7 +66,7 @@ def encode(vector: DeletionVector) -> bytes:
 
 
 def decode(buf: Buffer, what: str = "deletion vector") -> DeletionVector:
-    """The vector of a file; Corrupt or NewerFormat when it is not one."""
+    """Decode the file of a vector; Corrupt or NewerFormat when it is not one."""
     body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
     if len(body) < _HEAD.size:
         raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
@@ -91,9 +77,8 @@ def decode(buf: Buffer, what: str = "deletion vector") -> DeletionVector:
     vector._bits = np.frombuffer(body, np.uint8, offset=_HEAD.size).copy()
     spare = len(vector._bits) * 8 - size
     if spare and int(vector._bits[-1]) >> (8 - spare):
-        raise Corrupt(what, pos=len(buf) - 1, reason="bits behind the last seq are set")
+        raise Corrupt(what, pos=len(buf) - 1, reason="bits after the last seq are set")
     if vector.count != deleted:
-        raise Corrupt(
-            what, pos=file_header.FILE_HEADER_BYTES, reason=f"it says {deleted} deletions and has {vector.count}"
-        )
+        reason = f"its head has {deleted} deletions, its bitmap {vector.count}"
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=reason)
     return vector

@@ -1,6 +1,6 @@
 """The footer of a sealed segment, `seg-<first>.foot`. The only module that knows its bytes.
 
-    envelope "TLSF" 1
+    file header "TLSF" 1
     ┌───────┬──────┬──────┬──────────┬─────────┬─────────┬──────┬─────┬──────────┬───────┬───┐
     │ first │ last │ stop │ ts_first │ ts_last │ records │ data │ idx │ idx_xxh3 │ chunk │ n │
     ├───────┴──────┴──────┴──────────┴─────────┴─────────┴──────┴─────┴──────────┴───────┴───┤
@@ -8,10 +8,10 @@
     └────────────────────────────────────────────────────────────────────────────────────────┘
     nine u64, then chunk and n as u32; data and idx are sizes in bytes; times in milliseconds
 
-It is written last, when a segment will never change again, and it covers `.data` and `.idx`
-both. A whole scan verifies at memory speed and a partial read verifies the chunks it touches, where
-the frames' own checksums would cost a call per record. A chunk with a frame that did not verify when the
-segment was sealed has its checksum turned over, bit by bit: it never matches, and readers check frame by frame.
+The footer is written last, when a segment will never change again, and covers both `.data` and `.idx`. A whole scan
+verifies at memory speed and a partial read verifies the chunks that it reads; the checksums of frames would cost a call
+per record. The checksum of a chunk with a frame that did not verify when the segment was sealed is inverted: it never
+matches, and readers verify frame by frame.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Footer:
 
 
 def build_footer(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUNK_BYTES) -> Footer:
-    """The footer of a segment that is complete. The index is believed: check it first if it was read back."""
+    """Build the footer of a complete segment. The index is not verified: check it first if it was read from a file."""
     if len(index) % segment_index.ENTRY_BYTES:
         raise BadInput(f"an index of {len(index)} bytes ends in the middle of an entry")
     entries = segment_index.read_entries(index)
@@ -74,8 +74,8 @@ def build_footer(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: in
 
 
 def exclude_ranges(footer: Footer, spans: Iterable[range]) -> Footer:
-    """The footer without a word for the chunks that hold these bytes: their checksums are turned over, so that no
-    reader takes them for verified."""
+    """Return the footer with inverted checksums for the chunks that hold these bytes, so that no reader takes them for
+    verified."""
     step, out = footer.chunk_bytes, set[int]()
     for span in spans:
         out.update(range(span.start // step, -(-span.stop // step)))
@@ -101,14 +101,14 @@ def encode(footer: Footer) -> bytes:
 
 
 def decode(buf: Buffer, what: str = "segment footer") -> Footer:
-    """The footer of a file; Corrupt or NewerFormat when it is not one, or contradicts itself."""
+    """Decode a footer; Corrupt or NewerFormat when it is not one, or contradicts itself."""
     body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
     if len(body) < _HEAD.size:
         raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
     first, last, stop, ts_first, ts_last, records, data, index, index_sum, chunk, n = _HEAD.unpack_from(body)
     span = stop - first
-    held = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
-    if not (span >= 0 and stop - 1 <= SEQ_MAX and held and index == span * segment_index.ENTRY_BYTES):
+    are_records_possible = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
+    if not (span >= 0 and stop - 1 <= SEQ_MAX and are_records_possible and index == span * segment_index.ENTRY_BYTES):
         raise Corrupt(
             what, pos=file_header.FILE_HEADER_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
         )
@@ -132,9 +132,9 @@ def decode(buf: Buffer, what: str = "segment footer") -> Footer:
 
 
 def find_bad_ranges(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None) -> list[tuple[int, int]]:
-    """The byte ranges around [pos, end) of the data that are not what was sealed; empty when all are.
+    """Return the byte ranges around [pos, end) of the data that differ from what was sealed; empty when none does.
 
-    `data` is the whole file. Missing bytes and bytes too many are bad ranges as well.
+    `data` is the whole file. Missing and extra bytes are bad ranges too.
     """
     view = memoryview(data)
     end = max(len(view), footer.data_bytes) if end is None else end
@@ -152,7 +152,7 @@ def find_bad_ranges(footer: Footer, data: Buffer, *, pos: int = 0, end: int | No
 
 
 def find_index_fault(footer: Footer, index: Buffer) -> str | None:
-    """What is wrong with the bytes of the index, or None when they are the ones that were sealed."""
+    """Return what is wrong with the bytes of the index, or None when they are the ones that were sealed."""
     if len(index) != footer.idx_bytes:
         return f"the index has {len(index)} bytes, {footer.idx_bytes} were sealed"
     return None if xxh3_64_intdigest(index) == footer.idx_xxh3 else "the index does not match its checksum"

@@ -1,18 +1,10 @@
-"""[hot] Rows → the JSON objects that readers are sent, with commas or line ends between them.
+"""Encode records as the JSON objects that readers receive, with commas or line ends between them.
 
     {"$seq":7,"$ts":1700000000000,"$node":"eu-1","$tag":"order-7731","data":{"sku":"A"},"meta":{"k":"v"}}
 
-Stored JSON goes out as the text that came in; nothing is decoded. A record that is bytes goes out as
-base64 with `"$encoding":"base64"` beside it, since JSON has no word for bytes.
-
-[hot] Records of batches → JSON text, straight from where they lie.
-
-    lengths   │ 101 │ 99 │ 100 │ …     u32 × count, then the values back to back: all that a row needs is at hand
-    row       {"$seq":7,"$ts":1700000000000,"data":…}
-
-Most pages are of records that have JSON data and nothing else, written in batches. To read those into columns first
-takes as long as to write their text. Whatever else there is goes by the columns (`json_rows`), which say what is right:
-this is the same text.
+Stored JSON is copied as text; it is not decoded. A record of bytes is encoded as base64 with `"$encoding":"base64"`.
+Most pages have records with JSON data only, written in batches. `encode_batch` encodes those from the frame: reading
+them into columns first takes as long as writing the text. The result is that of `encode_rows`.
 """
 
 from __future__ import annotations
@@ -29,7 +21,7 @@ from tidelog.types import Buffer
 
 
 class FieldSelection(NamedTuple):
-    """Which fields readers asked for beside `$seq`, `$ts` and `$node`."""
+    """Fields in the text beside `$seq`, `$ts` and `$node`."""
 
     data: bool = True
     tags: bool = False
@@ -60,7 +52,7 @@ def encode_rows(
 
 
 def encode_few(first_seq: int, ts_ms: int, datas: list[bytes]) -> bytes:
-    """`joined` of records of one time that are JSON data alone, without columns: for one record a tenth of the time."""
+    """`encode_rows` of records of one time with JSON data only, without columns: for one record a tenth of the time."""
     rows = [b'{"$seq":%d,"$ts":%d,"data":%b}' % (seq, ts_ms, data) for seq, data in enumerate(datas, first_seq)]
     return b",".join(rows)
 

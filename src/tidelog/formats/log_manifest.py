@@ -1,16 +1,15 @@
 """The manifest of a segmented log, `.tidelog.manifest`. The only module that knows its bytes.
 
-    envelope "TLLM" 1, then MessagePack, an array of
+    file header "TLLM" 1, then MessagePack, an array of
     ┌───────┬────────────┬──────────┬────────┬──────────┬──────────┬───────┬──────────┬─────────┐
     │ codec │ generation │ segments │ active │ next_seq │ reserved │ clean │ removing │ offsets │
     └───────┴────────────┴──────────┴────────┴──────────┴──────────┴───────┴──────────┴─────────┘
     segments   [base, data_bytes, sides] of every sealed segment, oldest first
     active     the same of the segment that grows; its bytes are those known to be durable
 
-It is ours in every layout, lies beside the segments, and no other program needs it. A file that
-it names existed, durably, when it was written; so a file that is gone or too short is damage.
-`reserved` is above every seq that was ever handed out, so a lost active segment never leads to a seq being
-given twice. In a log that was closed (`clean`) it is the next seq exactly.
+Every layout has it beside the segments; no other program needs it. A file that it names existed, durably, when it was
+written: a file that is missing or too short is damage. `reserved` is above every seq that was ever assigned, so the
+loss of the active segment never leads to a seq that is assigned twice. In a closed log (`clean`) it is the next seq.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from tidelog.types import Buffer
 NAME: Final = ".tidelog.manifest"
 MAGIC: Final = b"TLLM"
 VERSION: Final = 1
-UNKNOWN: Final = -1  # of data_bytes: the file was lost before its size was on record
+UNKNOWN: Final = -1  # of data_bytes: the file was lost before its size was recorded
 
 _Seq: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one segment."""
+    """One segment."""
 
     base: _Seq
     data_bytes: Annotated[int, msgspec.Meta(ge=UNKNOWN, le=(1 << 63) - 1)]  # at least
-    sides: Annotated[int, msgspec.Meta(ge=0, le=255)]  # a bit for each side file that it has and that no data gives
+    sides: Annotated[int, msgspec.Meta(ge=0, le=255)]  # a bit for each side file that cannot be rebuilt from the data
 
 
 class LogManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -46,7 +45,7 @@ class LogManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     segments: list[Entry]
     active: Entry | None  # None: the log is being erased
     next_seq: _Seq  # the next append gets no lower one
-    reserved: _Seq  # no seq from here on was handed out
+    reserved: _Seq  # no seq from here on was assigned
     clean: bool  # closed: `active`, `next_seq` and `reserved` are exact
     removing: list[_Seq]  # bases of segments that are being removed on purpose
     offsets: bool  # consumers have committed offsets
@@ -57,12 +56,8 @@ def encode(manifest: LogManifest) -> bytes:
 
 
 def decode(buf: Buffer, what: str = NAME) -> LogManifest:
-    """What `encode` was given; Corrupt or NewerFormat when it is not that."""
-    body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
-    try:
-        found = msgspec.msgpack.decode(body, type=LogManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"its body does not decode: {error}") from error
+    """Decode a manifest; Corrupt or NewerFormat when it is not one."""
+    found = file_header.decode_msgpack(LogManifest, file_header.unwrap_file(MAGIC, VERSION, buf, what), what)
     bases = [entry.base for entry in found.segments] + ([found.active.base] if found.active else [])
     if any(low >= high for low, high in pairwise(bases)):
         raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"the bases {bases} do not rise")

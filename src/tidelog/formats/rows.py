@@ -1,13 +1,13 @@
-"""[hot] Records as columns over one buffer: what every walk of every layout returns.
+"""Records as columns over one buffer: the result of every scan of every layout.
 
     buf    ┌──────┬──────┬────┬───────┬──────┬──────┬────┐
            │ head │ node │tag │ data  │ head │ data │ …  │      one mapped file or one read
            └──────┴──────┴────┴───────┴──────┴──────┴────┘
     at     ^0                         ^1                        where the frame of record i starts
-    data          pos[i], size[i]  ───┘                         where its bytes lie
+    data          pos[i], size[i]  ───┘                         where its bytes are
 
-There is no Python object per record until somebody asks for `records`. The columns borrow
-`buf`: they are valid while the buffer is.
+There is no Python object per record until `iter_records` creates one. The columns borrow `buf`: they are valid while
+the buffer is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POOLED_BYTES_MIN: Final = 1 << 15  # less is allocated as quickly elsewhere
 
 
 class Span(NamedTuple):
-    """Where a column's values lie in the buffer. `pos` never decreases."""
+    """Where the values of a column are in the buffer. `pos` never decreases."""
 
     pos: Ints
     size: Ints
@@ -54,13 +54,13 @@ class Rows:
     node: Span | None = None
     tag: Span | None = None
     meta: Span | None = None
-    flags: Flags | None = field(default=None, kw_only=True)  # what an index says of each, where somebody looked
+    flags: Flags | None = field(default=None, kw_only=True)  # index flags of each record, where they were read
 
     def __len__(self) -> int:
         return len(self.seq)
 
     def slice(self, lo: int, hi: int) -> Rows:
-        """Records lo..hi by position in this batch, still borrowing."""
+        """Return records [lo, hi) by position, still borrowing the buffer."""
         return Rows(
             self.buf,
             self.seq[lo:hi],
@@ -74,7 +74,7 @@ class Rows:
         )
 
     def take(self, which: Ints) -> Rows:
-        """The records at these positions, in this order."""
+        """Return the records at these positions, in this order."""
         return Rows(
             self.buf,
             self.seq[which],
@@ -88,7 +88,7 @@ class Rows:
         )
 
     def between(self, first: int, stop: int) -> Rows:
-        """Records with first <= seq < stop."""
+        """Return the records with first <= seq < stop."""
         lo, hi = np.searchsorted(self.seq, (first, stop))
         return self if lo == 0 and hi == len(self.seq) else self.slice(int(lo), int(hi))
 
@@ -98,7 +98,7 @@ def empty_rows(buf: Buffer = b"") -> Rows:
 
 
 def concat_rows(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None = None) -> Rows:
-    """Rows of several stretches of `buf` as one. `shifts` say where in it each part's own buffer begins."""
+    """Join rows of several ranges of `buf`. `shifts`: where in it the buffer of each part begins."""
     if not parts:
         return empty_rows(buf)
     moved = list(zip(parts, shifts or [0] * len(parts), strict=True))
@@ -126,9 +126,9 @@ def concat_rows(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None
 
 
 class ScanStop(Enum):
-    """Why a walk ended. What that means is for recovery to decide."""
+    """Why a scan ended. Recovery decides what that means."""
 
-    END = "end"  # clean: the end of the bytes asked for, or preallocated zeros
+    END = "end"  # clean: the end of the range, or preallocated zeros
     TORN = "torn"  # the last record runs past the end: nothing can follow it
     BAD = "bad"  # these bytes are not the record they claim to be
 
@@ -146,7 +146,7 @@ def copy_values(buf: Buffer, span: Span) -> list[bytes]:
 
 
 def iter_records(rows: Rows) -> Iterator[Record]:
-    """The rows as records, each owning its bytes."""
+    """Return the rows as records, each owning its bytes."""
     columns = [rows.seq.tolist(), rows.ts_us.tolist(), copy_values(rows.buf, rows.data)]
     if rows.node is None and rows.tag is None and rows.meta is None:
         return map(Record, *columns)
@@ -198,12 +198,12 @@ def _nulls() -> pa.Array:
 
 
 def _null_column(count: int) -> pa.Array:
-    """A column that no record has; cut from one that is there, up to a size that is seldom passed."""
+    """Return a column of nulls; a slice of a cached one up to a size that is rarely exceeded."""
     return _nulls().slice(0, count) if count <= _NULLS_CACHED else pa.nulls(count, pa.binary())
 
 
 def to_arrow(rows: Rows) -> pa.RecordBatch:
-    """The rows as an Arrow batch. `data` borrows the buffer wherever the layout allows it."""
+    """Return the rows as an Arrow batch. `data` borrows the buffer where the values are adjacent."""
     count = len(rows)
     optional = [
         _null_column(count) if span is None else to_binary_array(rows.buf, span)

@@ -15,13 +15,14 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.frames import FrameReader
 
 import tidelog
 from tidelog.database import engine_of
 from tidelog.engine import Engine, EngineConfig, manifest
 from tidelog.engine.check import DirectoryCheck, Finding, check_directory
 from tidelog.errors import NotFound, Unavailable
-from tidelog.formats import control_frames, deletion_vector, file_header, frame, scan
+from tidelog.formats import control_frames, deletion_vector, file_header, frame
 from tidelog.formats.deletion_vector import DeletionVector
 from tidelog.testing import ManualClock, SimDisk
 
@@ -120,7 +121,7 @@ def test_a_sound_directory_has_no_findings_and_is_counted(harness: Bench) -> Non
     # 12 + 1 orders without 3 + 2, 4 + 2 + 1 records of audit without 1
     assert (looked.topics, looked.segments, looked.records, looked.damage_count) == (2, 3, 14, 0)
     wal = [content for path, content in harness.disk.tree().items() if path.endswith(".log")]
-    assert looked.frames == sum(len(list(scan.scan_frames(content))) for content in wal) > 15
+    assert looked.frames == sum(len(list(FrameReader(content))) for content in wal) > 15
     assert looked.bytes > 1000
 
 

@@ -9,9 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.frames import encode_batch
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat
-from tidelog.formats import batch, file_header, footer, frame, scan, segment_index
+from tidelog.formats import file_header, footer, frame, scan, segment_index
 from tidelog.formats.footer import Footer
 from tidelog.formats.rows import empty_rows
 
@@ -22,9 +23,9 @@ quick = settings(max_examples=150, deadline=None, database=None)
 def segment(count: int = 9, size: int = 40) -> tuple[bytes, bytes]:
     """Seqs 5 and 7 up; an index of [4, …) that starts and ends with a hole."""
     data = frame.encode(frame.APPEND, topic_id=1, seq=5, ts_ms=TS, data=b"first")
-    data += batch.encode(1, 7, TS + 3, [bytes([i]) * size for i in range(count)])
+    data += encode_batch(1, 7, TS + 3, [bytes([i]) * size for i in range(count)])
     walk = scan.scan_records(data)
-    return data, segment_index.entries_to_bytes(segment_index.build_entries(walk.rows, 4, 7 + count + 1, len(data)))
+    return data, segment_index.build_entries(walk.rows, 4, 7 + count + 1, len(data)).tobytes()
 
 
 def test_a_footer_counts_what_the_segment_holds() -> None:
@@ -39,7 +40,7 @@ def test_a_footer_counts_what_the_segment_holds() -> None:
 
 
 def test_a_segment_of_holes_only_has_no_last_record() -> None:
-    index = segment_index.entries_to_bytes(segment_index.build_entries(empty_rows(), 4, 6, 0))
+    index = segment_index.build_entries(empty_rows(), 4, 6, 0).tobytes()
     made = footer.build_footer(b"", index, first_seq=4)
     assert (made.last_seq, made.stop_seq, made.records, made.chunks) == (None, 6, 0, ())
     assert footer.decode(footer.encode(made)) == made

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from tests.frames import FrameReader, encode_batch
 from tests.implementations import implementation
 
 from tidelog import _native
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, frame, scan
+from tidelog.formats import frame, scan
 from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HEADER_BYTES, JSON, MORE
 from tidelog.formats.rows import ScanStop, iter_records
 from tidelog.types import Record
@@ -40,7 +41,7 @@ def surveyed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, 
 
 def framed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
     """What `surveyed` should say, frame by frame."""
-    scanner = scan.scan_frames(buf, pos, end)
+    scanner = FrameReader(buf, pos, end)
     seen = [found.pos for found in scanner]
     kept = [start for start in seen if start < scanner.whole_end]
     heads = b"".join(buf[start : start + HEADER_BYTES] for start in kept)
@@ -106,7 +107,7 @@ class Maker:
         metas = [random.choice((b"", b"m")) for _ in datas] if random.random() < 0.3 else None
         node = random.choice((b"", b"n1"))
         flags |= random.choice((0, JSON))
-        made = batch.encode(topic, self.seqs[topic], self.ts, datas, tags=tags, metas=metas, node=node, flags=flags)
+        made = encode_batch(topic, self.seqs[topic], self.ts, datas, tags=tags, metas=metas, node=node, flags=flags)
         rows = zip(datas, [node] * len(datas), tags or blank, metas or blank, strict=True)
         self.wrote(topic, made, list(rows))
 
@@ -177,16 +178,16 @@ def test_the_damage_done_is_of_every_sort() -> None:
         "breaks off",
         "is interrupted by",
         "bytes are left",
-        "wants",
+        "are left",
         "below the smallest",
         "add up",
         "unknown frame type",
         "unknown flags",
-        "more of its batch follows",
-        "its records are JSON",
-        "beyond what a log can hold",
-        "the node is not",
-        "the tag is not",
+        "the flag MORE",
+        "the flag JSON",
+        "larger than a log can store",
+        "the node has no flag",
+        "the tag has no flag",
     ):
         assert words in reasons
 
@@ -345,19 +346,19 @@ def test_records_are_decoded_as_the_walk_of_their_topic_alone_finds_them(seed: i
 def test_frames_without_records_decode_to_none() -> None:
     nothing = scan.scan_headers(b"")
     assert not len(scan.decode_records(b"", nothing.frame_pos, nothing.headers))
-    holes = batch.encode(10, 1, TS, [b"", b""], kinds=b"\xff\xff")
+    holes = encode_batch(10, 1, TS, [b"", b""], kinds=b"\xff\xff")
     found = scan.scan_headers(holes)
     assert not len(scan.decode_records(holes, found.frame_pos, found.headers))
 
 
-@pytest.mark.parametrize("before", [b"", ONE, ONE + batch.encode(10, 2, TS, [b"x"])])
+@pytest.mark.parametrize("before", [b"", ONE, ONE + encode_batch(10, 2, TS, [b"x"])])
 @pytest.mark.parametrize("body", [b"", struct.pack("<IB3x", 0, 0), struct.pack("<IB3xI", 1, 0, 5)])
 def test_a_batch_whose_body_is_none_is_corrupt_where_it_lies(before: bytes, body: bytes) -> None:
     """G58. The checksum holds, so the survey has nothing against it; decoding has."""
     buf = (
         before
         + lying(kind=APPEND_BATCH, flags=0, seq=9, node=b"", tag=b"", data=body)
-        + batch.encode(10, 10, TS, [b""])
+        + encode_batch(10, 10, TS, [b""])
     )
     found = scan.scan_headers(buf)
     assert found.stop is ScanStop.END

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.frames import encode_batch
 from tests.implementations import implementation
 from tests.unit.formats.test_scan import TOPIC, TS, append, make_log
 
@@ -40,7 +41,7 @@ def ordinary(random: Random, frames: int, *, base: int = 1, named: bool = True) 
             seq += 1
         else:
             datas = [random.randbytes(random.randrange(6)) for _ in range(random.randrange(1, 6))]
-            pieces.append(batch.encode(TOPIC, seq, ts, datas, node=node, tag=tag, flags=flags))
+            pieces.append(encode_batch(TOPIC, seq, ts, datas, node=node, tag=tag, flags=flags))
             seq += len(datas)
     log = b"".join(pieces)
     rows = scan.scan_records(log).rows
@@ -107,7 +108,7 @@ def test_no_byte_that_changed_makes_a_difference_between_them(seed: int, check: 
     """G58, G65, method: each byte of the data and of the index once, by one bit and by all of them."""
     random = Random(seed)
     log, entries = ordinary(random, 4)
-    stop, index = len(entries), segment_index.entries_to_bytes(entries)
+    stop, index = len(entries), entries.tobytes()
     for at in range(len(log) + len(index)):
         for bits in (1, 1 << random.randrange(8), 255):
             data, names = bytearray(log), bytearray(index)
@@ -280,7 +281,8 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_tables_do_not_change_when_others_are_made() -> None:
-    log = b"".join([batch.encode(TOPIC, 1 + 5000 * i, TS, [b"%06d" % i] * 5000) for i in range(3)])
+    frames = [batch.encode_many(TOPIC, 1 + 5000 * i, TS, [b"%06d" % i] * 5000) for i in range(3)]
+    log = b"".join(piece for frame in frames for piece in frame)
     entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 15001, len(log))
     tables = [to_arrow(scan.scan_indexed(log, entries, lo, lo + 9000, 1, check=False)) for lo in (0, 6000)]
     wanted = [table.to_pydict() for table in tables]

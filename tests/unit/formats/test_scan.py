@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import xxhash
+from tests.frames import FrameReader, encode_appends, encode_batch
 
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, frame, scan, segment_index
+from tidelog.formats import frame, scan, segment_index
 from tidelog.formats.frame import APPEND, DURABLE, JSON, MORE
 from tidelog.formats.rows import Rows, ScanStop, iter_records, to_arrow
 from tidelog.types import Record
@@ -217,7 +218,7 @@ def make_batch(random: Random, seq: int, ts: int, count: int, flags: int) -> byt
             for values in (datas, made["tags"], made["nodes"], made["metas"]):
                 if kind == 255 and values is not None:
                     values[i] = b""
-    return batch.encode(TOPIC, seq, ts, datas, **made, flags=flags)
+    return encode_batch(TOPIC, seq, ts, datas, **made, flags=flags)
 
 
 def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
@@ -273,7 +274,7 @@ def test_every_frame_is_seen_and_a_broken_batch_is_not_whole(seed: int) -> None:
     for _ in range(10):
         good, starts = make_log(random)
         buf = damage(random, good, starts)
-        scanner = scan.scan_frames(buf)
+        scanner = FrameReader(buf)
         seen = list(scanner)
         pos, whole, chained = 0, 0, None
         for found in seen:
@@ -328,7 +329,7 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
             continue
         base, stop = int(rows.seq[0]), int(rows.seq[-1]) + 1
         entries = segment_index.build_entries(rows, base, stop, len(good))
-        data, index = good, segment_index.entries_to_bytes(entries)
+        data, index = good, entries.tobytes()
         if random.random() < 0.5:
             data = damage(random, good, starts)
             resealed = slow_walk(data)[0] != slow_walk(good)[0]
@@ -358,8 +359,8 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
 
 
 ONE = append(1, TS, b"one")
-TWO = batch.encode(TOPIC, 2, TS, [b"two", b"three"], flags=MORE)
-FOUR = batch.encode(TOPIC, 4, TS, [b"four"], tags=[b"t"])
+TWO = encode_batch(TOPIC, 2, TS, [b"two", b"three"], flags=MORE)
+FOUR = encode_batch(TOPIC, 4, TS, [b"four"], tags=[b"t"])
 FIVE = append(5, TS + 1, b"five", node=b"n", tag=b"t")
 MARK = frame.encode(frame.CHECKPOINT_MARK, ts_ms=TS, data=bytes(8))
 
@@ -402,7 +403,7 @@ def test_a_batch_that_something_interrupts_is_bad(between: bytes) -> None:
         (FIVE + FOUR, 1, "seq 4 comes after seq 5"),
         (ONE + append(2, TS - 1, b""), 1, "comes after"),
         (ONE + frame.encode(APPEND, topic_id=11, seq=2, ts_ms=TS), 1, "topic 11 in the log of topic 10"),
-        (ONE + batch.encode(11, 2, TS, [b""]), 1, "topic 11 in the log of topic 10"),
+        (ONE + encode_batch(11, 2, TS, [b""]), 1, "topic 11 in the log of topic 10"),
         (ONE + TWO + append(3, TS, b"again") + FIVE, 1, "seq 3 comes after seq 3"),
     ],
 )
@@ -419,26 +420,6 @@ def test_the_walk_starts_above_a_seq() -> None:
     assert (len(refused.rows), refused.end, refused.stop) == (0, 0, ScanStop.BAD)
 
 
-def test_limits_are_looked_at_between_batches() -> None:
-    log = ONE + TWO + FOUR + FIVE
-    ends = [0, len(ONE), len(ONE + TWO + FOUR), len(log)]
-    for count_max, end in ((0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (99, 3)):
-        got = scan.scan_records(log, count_max=count_max)
-        assert (got.end, got.stop) == (ends[end], ScanStop.END), count_max
-    for bytes_max, end in ((0, 0), (1, 1), (ends[1], 1), (ends[1] + 1, 2), (ends[2], 2), (ends[2] + 1, 3), (9999, 3)):
-        assert scan.scan_records(log, bytes_max=bytes_max).end == ends[end], bytes_max
-    many = frame.encode_appends(TOPIC, 1, TS, [b"x"] * 50)
-    assert len(scan.scan_records(many, count_max=7).rows) == 7
-    assert len(scan.scan_records(many, bytes_max=47 * 7).rows) == 7
-    pos = 0
-    got_seqs: list[int] = []
-    while pos < len(many):
-        page = scan.scan_records(many, pos, above=got_seqs[-1] if got_seqs else -1, count_max=8)
-        got_seqs += page.rows.seq.tolist()
-        pos = page.end
-    assert got_seqs == list(range(1, 51))
-
-
 def test_control_frames_are_stepped_over() -> None:
     got = scan.scan_records(MARK + ONE + MARK + FIVE + MARK + bytes(100))
     assert (seqs(got), got.end, got.stop) == ([1, 5], len(MARK) * 3 + len(ONE + FIVE), ScanStop.END)
@@ -448,7 +429,7 @@ def test_an_empty_log_and_one_of_zeros_end_cleanly() -> None:
     for buf in (b"", bytes(3), bytes(4), bytes(5000)):
         got = scan.scan_records(buf)
         assert (len(got.rows), got.end, got.stop, got.reason) == (0, 0, ScanStop.END, "")
-        scanner = scan.scan_frames(buf)
+        scanner = FrameReader(buf)
         assert (list(scanner), scanner.end, scanner.whole_end, scanner.stop) == ([], 0, 0, ScanStop.END)
 
 
@@ -468,7 +449,7 @@ def test_columns_of_mixed_frames_line_up() -> None:
 
 def test_a_batch_of_holes_only_leaves_the_columns_of_others_as_they_are() -> None:
     """A record without a node reads as null, through the index, which knows no such batch, and without it."""
-    log = ONE + batch.encode(TOPIC, 2, TS, [b""], nodes=[b""], kinds=b"\xff") + append(3, TS, b"three")
+    log = ONE + encode_batch(TOPIC, 2, TS, [b""], nodes=[b""], kinds=b"\xff") + append(3, TS, b"three")
     rows = scan.scan_records(log).rows
     entries = segment_index.build_entries(rows, 1, 4, len(log))
     assert to_arrow(rows).equals(to_arrow(scan.scan_indexed(log, entries, 0, 3, 1, check=True)))
@@ -483,7 +464,7 @@ def test_random_bytes_never_raise(seed: int) -> None:
         if random.random() < 0.5:
             buf = ONE + struct.pack("<I", random.randrange(200)) + buf
         assert isinstance(scan.scan_records(buf).rows, Rows)
-        list(scan.scan_frames(buf))
+        list(FrameReader(buf))
         entries = segment_index.read_entries(random.randbytes(20 * random.randrange(1, 5)))
         small = entries.copy()
         small["frame_offset"] %= max(len(buf), 1)
@@ -559,8 +540,8 @@ def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int
     ],
 )
 def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: str, value: int) -> None:
-    single = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two"])
-    log = single + batch.encode(TOPIC, 3, TS, [b"x"]) + batch.encode(TOPIC, 4, TS, [b"y", b"z"])
+    single = encode_appends(TOPIC, 1, TS, [b"one", b"two"])
+    log = single + encode_batch(TOPIC, 3, TS, [b"x"]) + encode_batch(TOPIC, 4, TS, [b"y", b"z"])
     entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 6, len(log)).copy()
     assert len(scan.scan_indexed(log, entries, 0, 5, 1, check=True)) == 5
     entries[field][index] = value
@@ -572,8 +553,8 @@ def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: st
 def test_an_entry_that_forgets_json_or_a_meta_is_corrupt(index: int) -> None:
     """G66: an index of before there were these flags is not taken for one that was made with them."""
     log = append(1, TS, b"{}", flags=JSON)
-    log += batch.encode(TOPIC, 2, TS, [b"x"], metas=[b"m"])
-    log += batch.encode(TOPIC, 3, TS, [b"{}", b"", b"y", b"{}"], kinds=b"\1\xff\0\1")
+    log += encode_batch(TOPIC, 2, TS, [b"x"], metas=[b"m"])
+    log += encode_batch(TOPIC, 3, TS, [b"{}", b"", b"y", b"{}"], kinds=b"\1\xff\0\1")
     entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 7, len(log)).copy()
     assert len(scan.scan_indexed(log, entries, 0, 6, 1, check=True)) == 5
     which = (0, 1, 2, 5)[index]
@@ -600,19 +581,19 @@ def test_a_segment_that_lost_the_end_of_its_last_frame_is_corrupt_through_its_in
 
 def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
     """Method: entries whose frames exist, agree in number and size, and are not theirs."""
-    twice = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
+    twice = encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
     entries = segment_index.build_entries(scan.scan_records(twice).rows, 1, 4, len(twice)).copy()
     entries["frame_offset"][1] = entries["frame_offset"][2]
     with pytest.raises(Corrupt):
         scan.scan_indexed(twice, entries, 0, 3, 1, check=True)
-    many = frame.encode_appends(TOPIC, 1, TS, [b"one"] * 40)
+    many = encode_appends(TOPIC, 1, TS, [b"one"] * 40)
     for check in (False, True):
         entries = segment_index.build_entries(scan.scan_records(many).rows, 1, 41, len(many)).copy()
         entries["frame_offset"][20] = entries["frame_offset"][21]
         with pytest.raises(Corrupt) as caught:
             scan.scan_indexed(many, entries, 0, 40, 1, check=check)
         assert caught.value.pos == entries["frame_offset"][20]
-    one, two = batch.encode(TOPIC, 1, TS, [b"x"]), batch.encode(TOPIC, 2, TS, [b"y", b"z"])
+    one, two = encode_batch(TOPIC, 1, TS, [b"x"]), encode_batch(TOPIC, 2, TS, [b"y", b"z"])
     entries = segment_index.build_entries(scan.scan_records(one + two).rows, 1, 4, len(one + two)).copy()
     entries["frame_offset"][1] = 0
     with pytest.raises(Corrupt):
@@ -620,11 +601,11 @@ def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
 
 
 def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
-    log = ONE + append(2, TS, b"two") + append(3, TS, b"three") + batch.encode(TOPIC, 4, TS, [b"4"]) + FIVE
+    log = ONE + append(2, TS, b"two") + append(3, TS, b"three") + encode_batch(TOPIC, 4, TS, [b"4"]) + FIVE
     for end in range(len(log) + 1):
         got, want = scan.scan_records(log, 0, end), scan.scan_records(log[:end])
         assert (seqs(got), got.end, got.stop) == (seqs(want), want.end, want.stop), end
-        frames, wanted = scan.scan_frames(log, 0, end), scan.scan_frames(log[:end])
+        frames, wanted = FrameReader(log, 0, end), FrameReader(log[:end])
         assert [f.end for f in frames] == [f.end for f in wanted]
         assert frames.stop is wanted.stop
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.frames import encode_batch
 
 from tidelog.errors import BadInput, Corrupt, TooLarge
-from tidelog.formats import batch, batch_writer, frame, scan, segment_index
+from tidelog.formats import batch_writer, frame, scan, segment_index
 from tidelog.formats.rows import Rows, empty_rows
 
 TS = 1_700_000_000_000
@@ -28,7 +29,7 @@ def walked(buf: bytes) -> Rows:
 
 
 ONE = append(3, TS, b"one", tag=b"t")
-BATCH = batch.encode(10, 5, TS + 1, [b"five", b"", b"seven"], nodes=[b"", b"", b"n"], kinds=b"\0\xff\1")
+BATCH = encode_batch(10, 5, TS + 1, [b"five", b"", b"seven"], nodes=[b"", b"", b"n"], kinds=b"\0\xff\1")
 LAST = append(9, TS + 2, b"")
 LOG = ONE + BATCH + LAST
 
@@ -55,7 +56,7 @@ def test_entries_are_dense_and_holes_name_what_follows() -> None:
         9: (c, 0, TS + 2, 0),
     }
     entries = segment_index.build_entries(walked(LOG), 2, 12, len(LOG))
-    assert segment_index.entries_to_bytes(entries) == naive(2, 12, present, len(LOG))
+    assert entries.tobytes() == naive(2, 12, present, len(LOG))
     assert segment_index.find_index_fault(entries, len(LOG)) is None
     assert entries["frame_offset"][[0, 2, 4, 6, 8, 9]].tolist() == [0, b, b, c, len(LOG), len(LOG)]
 
@@ -91,7 +92,7 @@ def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
             plain = set(kinds) == {1 if all_json else 0}  # needs no column to say so
             said = None if plain and random.random() < 0.5 else kinds
             given = metas if random.random() < 0.5 else None
-            pieces.append(batch.encode(10, seq, ts, datas, kinds=said, metas=given, **named, flags=all_json))
+            pieces.append(encode_batch(10, seq, ts, datas, kinds=said, metas=given, **named, flags=all_json))
             for i, (data, kind, meta) in enumerate(zip(datas, kinds, given or [b""] * len(datas), strict=True)):
                 if kind != 255:
                     whole = 4 | bool(named["tag"]) | 2 * bool(named["node"])
@@ -101,7 +102,7 @@ def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
     buf = b"".join(pieces)
     stop = seq + random.randrange(3)
     entries = segment_index.build_entries(walked(buf), 1, stop, len(buf))
-    assert segment_index.entries_to_bytes(entries) == naive(1, stop, present, len(buf)), seed
+    assert entries.tobytes() == naive(1, stop, present, len(buf)), seed
     assert segment_index.find_index_fault(entries, len(buf)) is None, seed
     live = entries[entries["flags"] != segment_index.HOLE]
     rows = walked(buf)
@@ -111,32 +112,28 @@ def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
         assert segment_index.record_flags(rows.slice(lo, hi)).tolist() == live["flags"][lo:hi].tolist(), (seed, lo, hi)
     for i in range(len(rows)):
         assert segment_index.build_entry(rows.slice(i, i + 1), 0) == live[i : i + 1].tobytes(), (seed, i)
-    assert np.shares_memory(
-        segment_index.read_entries(view := segment_index.entries_to_bytes(entries)), np.frombuffer(view, np.uint8)
-    )
+    assert np.shares_memory(segment_index.read_entries(view := entries.tobytes()), np.frombuffer(view, np.uint8))
 
 
 def test_an_index_that_is_continued_equals_one_made_at_once() -> None:
-    whole = segment_index.entries_to_bytes(segment_index.build_entries(walked(LOG), 2, 12, len(LOG)))
+    whole = segment_index.build_entries(walked(LOG), 2, 12, len(LOG)).tobytes()
     first = segment_index.build_entries(walked(ONE), 2, 4, len(ONE))
     rest = segment_index.build_entries(
         walked(BATCH + LAST), 4, 12, len(LOG), origin=len(ONE), ts_before_ms=int(first["ts"][-1])
     )
-    assert segment_index.entries_to_bytes(first) + segment_index.entries_to_bytes(rest) == whole
+    assert first.tobytes() + rest.tobytes() == whole
 
 
 def test_an_index_without_holes_is_continued_just_so() -> None:
     first, second = append(1, TS, b"a"), append(2, TS, b"b") + append(3, TS, b"c")
-    whole = segment_index.entries_to_bytes(
-        segment_index.build_entries(walked(first + second), 1, 4, len(first + second))
-    )
+    whole = segment_index.build_entries(walked(first + second), 1, 4, len(first + second)).tobytes()
     rest = segment_index.build_entries(walked(second), 2, 4, len(first + second), origin=len(first))
-    assert whole[20:] == segment_index.entries_to_bytes(rest)
+    assert whole[20:] == rest.tobytes()
 
 
 def test_a_segment_without_records_is_all_holes() -> None:
     entries = segment_index.build_entries(empty_rows(), 5, 8, 0)
-    assert segment_index.entries_to_bytes(entries) == struct.pack("<IIQB3x", 0, 0, 0, 0x80) * 3
+    assert entries.tobytes() == struct.pack("<IIQB3x", 0, 0, 0, 0x80) * 3
     assert segment_index.find_index_fault(entries, 0) is None
     assert segment_index.find_index_fault(segment_index.read_entries(b""), 0) is None
 
@@ -157,7 +154,7 @@ def test_frames_outside_the_data_are_refused() -> None:
 
 
 def test_a_partial_entry_at_the_end_is_left_out() -> None:
-    whole = segment_index.entries_to_bytes(segment_index.build_entries(walked(LOG), 2, 12, len(LOG)))
+    whole = segment_index.build_entries(walked(LOG), 2, 12, len(LOG)).tobytes()
     assert len(segment_index.read_entries(whole[:-1])) == 9
     assert len(segment_index.read_entries(whole[:19])) == 0
 
@@ -186,9 +183,9 @@ def changed(index: int, **fields: Any) -> NDArray[np.void]:
         (changed(5, flags=2), "share a frame"),
         (changed(3, flags=0), "share a frame"),
         (changed(1, data_len=5), "runs into the next frame"),
-        (changed(2, frame_offset=len(ONE) - 1), "frame behind it"),
-        (changed(6, frame_offset=len(ONE) + 1), "frame behind it"),
-        (changed(1, flags=0x80, data_len=0), "frame behind it"),
+        (changed(2, frame_offset=len(ONE) - 1), "frame after it"),
+        (changed(6, frame_offset=len(ONE) + 1), "frame after it"),
+        (changed(1, flags=0x80, data_len=0), "frame after it"),
     ],
 )
 def test_an_index_that_contradicts_itself_says_how(entries: NDArray[np.void], words: str) -> None:
@@ -210,7 +207,7 @@ def test_what_only_the_footer_can_tell() -> None:
     """An empty record of a batch, its entry turned into a hole, leaves an index that agrees with itself.
     A read that meets another record of the batch disagrees; one that asks for that seq alone finds nothing,
     and the footer's checksum of the index is what tells."""
-    buf = batch.encode(10, 1, TS, [b"a", b"", b"c"])
+    buf = encode_batch(10, 1, TS, [b"a", b"", b"c"])
     entries = segment_index.build_entries(walked(buf), 1, 4, len(buf)).copy()
     entries["flags"][1] = segment_index.HOLE
     assert segment_index.find_index_fault(entries, len(buf)) is None
@@ -232,11 +229,7 @@ def test_runs_are_laid_as_the_entries_they_stand_for() -> None:
         )
         buf = b"".join(bytes(piece) for make in planned.frames for piece in make())
         rows = scan.scan_records(buf).rows
-        expected.append(
-            segment_index.entries_to_bytes(
-                segment_index.build_entries(rows, seq, seq + len(chunk), at + len(buf), origin=at)
-            )
-        )
+        expected.append(segment_index.build_entries(rows, seq, seq + len(chunk), at + len(buf), origin=at).tobytes())
         at, seq = at + len(buf), seq + len(chunk)
     assert segment_index.encode_entries(pieces) == b"".join(expected)  # type: ignore[arg-type]
     assert segment_index.encode_entries([]) == b""

@@ -172,9 +172,9 @@ class TideCodec(Codec):
         if len(rows) == 1 and stop == first + 1:
             made = segment_index.build_entry(rows, file_pos)
         else:
-            made = segment_index.entries_to_bytes(
-                segment_index.build_entries(rows, first, stop, size, origin=file_pos, ts_before_ms=ts_before)
-            )
+            made = segment_index.build_entries(
+                rows, first, stop, size, origin=file_pos, ts_before_ms=ts_before
+            ).tobytes()
         return (made,), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
 
     def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
@@ -182,7 +182,7 @@ class TideCodec(Codec):
         holes = np.zeros(max(stop - base - len(entries), 0), segment_index.ENTRY)
         holes["frame_offset"], holes["flags"] = size, segment_index.HOLE
         holes["ts"] = entries["ts"][-1] if len(entries) else 0
-        return (sides[0] + segment_index.entries_to_bytes(holes),)
+        return (sides[0] + holes.tobytes(),)
 
     def build_footer(self, segment: SegmentContent, /) -> bytes | None:
         """The footer. Every frame is verified first: a chunk with one that does not hold gets a checksum that no bytes

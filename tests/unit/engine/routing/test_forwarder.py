@@ -7,13 +7,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.frames import FrameReader
 from tests.unit.engine.harness import RESTARTS, TINY, EngineHarness, Restart
 
 import tidelog
 from tidelog.cli.main import main
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, DiskFull, ReadOnly, RouterCycle, Throttled, TopicExists, TopicNotFound
-from tidelog.formats import scan
 from tidelog.formats.frame import FORWARD
 
 restarts = pytest.mark.parametrize("how", RESTARTS)
@@ -206,7 +206,7 @@ def test_cursor_without_its_copies_does_not_count() -> None:
     (path,) = (path for path in disk.tree() if path.startswith("data/wal/wal-"))
     file = disk.open(path, "write")
     content = bytes(file.read(0, file.size()))
-    ends = [found.end for found in scan.scan_frames(content) if found.kind == FORWARD]
+    ends = [found.end for found in FrameReader(content) if found.kind == FORWARD]
     file.write(ends[-1], bytes(len(content) - ends[-1]))
     file.sync()
     file.close()
