@@ -27,6 +27,7 @@ import tidelog
 from tidelog.database import engine_of
 from tidelog.engine import ClaimRequest, Engine, Queue
 from tidelog.engine.queues.leases import LeaseTable
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import DiskFull, Error
 from tidelog.testing import ManualClock, SimDisk
 
@@ -197,7 +198,9 @@ class QueueMachine(RuleBasedStateMachine):
             ClaimRequest(node, most, LEASE_MS + n, node if tied else None) for n, (node, most, tied) in enumerate(asked)
         ]
         shares = model.claim(self.now, wants)
-        for want, share, leased in zip(wants, shares, self.queue(name).claim_for_all(wants), strict=True):
+        for want, share, leased in zip(
+            wants, shares, operations_of(self.queue(name)).claim_for_all(wants), strict=True
+        ):
             assert leased.seqs == share, f"{name}: {leased.seqs} for {want}, expected {share}"
             assert [job.seq for job in leased.jobs()] == share
             for seq, lease_id, deadline, count in zip(
@@ -284,8 +287,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue(name).counts()
         model.sweep(self.now)
         mine = [job for job in model.jobs.values() if job.lease is not None and job.lease.conn == conn]
-        assert self.queue(name).count_leases(conn) == len(mine)
-        assert self.queue(name).release_connection(conn) == len(mine)
+        assert operations_of(self.queue(name)).count_leases(conn) == len(mine)
+        assert operations_of(self.queue(name)).release_connection(conn) == len(mine)
         for job in mine:
             job.lease = job.logged = None
             job.back = True

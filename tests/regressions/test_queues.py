@@ -10,6 +10,7 @@ import pytest
 from tests.unit.engine.harness import TIMEOUT_S, TINY, EngineHarness, running
 
 from tidelog.engine import Queue, Topic
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import BadInput, Error
 from tidelog.wal import shard_for_topic
 
@@ -177,7 +178,7 @@ def test_steps_of_what_is_committed_by_the_close_are_kept() -> None:
     jobs = world.log.queue("jobs", durability="fsync")
     jobs.put("x")
     job = jobs.claim("w")[0]
-    jobs.submit_ack("w", [job.seq])
+    operations_of(jobs).submit_ack("w", [job.seq])
     world.restart("reopen")
     assert events(world.log.queue("jobs")) == ["enqueued", "claimed", "acked"]
 

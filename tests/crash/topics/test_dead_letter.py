@@ -11,7 +11,6 @@ from tests.crash.topics.dead_letter_histories import BETWEEN_ACTIONS, CLASSES, T
 
 from tidelog.engine import delete
 from tidelog.engine.queues import dead_letter
-from tidelog.engine.queues.queue import Queue
 from tidelog.engine.topic import Topic
 
 Patch = pytest.MonkeyPatch
@@ -83,8 +82,8 @@ def the_copy_is_not_synced(patch: Patch) -> None:
 
 
 def a_job_that_is_given_back_is_not_synced(patch: Patch) -> None:
-    real = Queue.put_redriven
-    patch.setattr(Queue, "put_redriven", lambda self, batch, **_: real(self, batch, durable=False))
+    real = dead_letter._append_redriven
+    patch.setattr(dead_letter, "_append_redriven", lambda queue, batch, **_: real(queue, batch, durable=False))
 
 
 def a_dead_letter_is_not_synced(patch: Patch) -> None:

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tidelog.clock import Clock
+from tidelog.disk.interrupts import defer_signals
 from tidelog.engine import batch_encoder, delete
 from tidelog.engine.batch_encoder import Batch, check_int
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.json_codec import from_json
 from tidelog.engine.queues.history import JobStep
 from tidelog.engine.queues.jobs import JobChunk, select_jobs
-from tidelog.engine.queues.queue_state import QueueCommit, QueueState
+from tidelog.engine.queues.queue_state import QueueCommit, QueueState, get_queue_state
 from tidelog.engine.read import RecordChunk, TopicScan, chunk_records
 from tidelog.engine.results import Record
 from tidelog.engine.topic_state import TopicState
@@ -354,8 +355,18 @@ def _move_back(topic: TopicState, queue: Topic, selected: _SelectedRecords, posi
         decode_names(rows, rows.node),
         [meta or None for meta in metas],
     )
-    queue.queue().put_redriven(batch, durable=not topic.is_ephemeral)
+    _append_redriven(queue, batch, durable=not topic.is_ephemeral)
     delete.delete_records(topic, None, None, rows.seq.tolist())
+
+
+@defer_signals
+def _append_redriven(queue: Topic, batch: Batch, *, durable: bool) -> None:
+    """Append jobs to their queue; `durable`: durable on return, whatever the topic's class is."""
+    appended = queue.submit(batch, durable=durable).wait()
+    if queue.is_dropped:
+        raise TopicNotFound(queue.name)
+    state = get_queue_state(queue._topic_state)
+    state.history.add_step(JobStep(state.topic.context.now_ms(), "redriven", appended.seqs))
 
 
 class _RateLimiter:

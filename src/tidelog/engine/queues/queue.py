@@ -22,7 +22,7 @@ from tidelog.engine.batch_encoder import check_int, is_utf8_text
 from tidelog.engine.queues import ack, claim
 from tidelog.engine.queues.claim import BlockingClaimWindow, ClaimRequest
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult
-from tidelog.engine.queues.history import History, JobStep
+from tidelog.engine.queues.history import History
 from tidelog.engine.queues.jobs import (
     PRIORITY_MAX,
     TIME_MS_MAX,
@@ -35,12 +35,11 @@ from tidelog.engine.queues.jobs import (
 )
 from tidelog.engine.queues.queue_state import QueueState
 from tidelog.engine.results import Appended
-from tidelog.errors import BadInput, Error, TopicNotFound
+from tidelog.errors import BadInput, Error
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.wal import CommitFuture
 
 if TYPE_CHECKING:
-    from tidelog.engine.batch_encoder import Batch
     from tidelog.engine.topic import Topic
 
 U64_MAX = (1 << 64) - 1
@@ -49,27 +48,97 @@ Ids = Sequence[int | None] | None
 
 
 @defer_signals_in(
-    "put_redriven",
     "claim_for_all",
     "submit_ack",
     "submit_nack",
     "submit_extend",
-    "ack",
-    "nack",
-    "extend",
     "release_connection",
     "count_leases",
-    "counts",
 )
+class QueueOperations:
+    """Operations on a queue that are not part of its public API: for several claimers, for connections, and without
+    waiting. `Queue` and the server use them; `operations_of` returns those of a queue."""
+
+    def __init__(self, topic: Topic, state: QueueState) -> None:
+        self.topic = topic
+        self._state, self._topic_state = state, state.topic
+
+    def claim_for_all(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        """Run one claim round for these claimers, who share the available jobs, without a window. May block on the
+        disk."""
+        return claim.run_claim_round(self._state, requests)
+
+    def can_claim_without_blocking(self, count_max: int) -> bool:
+        """Whether `claim_for_all` of this many jobs uses memory only, so that an event loop may call it."""
+        return claim.can_claim_without_blocking(self._state, count_max)
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether routers lead from or to this topic, so that an ack may have to wait for them."""
+        return self.topic.has_routers
+
+    def submit_ack(self, node: str, seqs: Sequence[int], lease_ids: Ids = None) -> CommitFuture[AckResult]:
+        """Submit an `ack` without waiting for it, except for routers that still have to forward the jobs
+        (`has_routers`)."""
+        self._check_arguments(node, seqs, lease_ids)
+        delete.forward_before_delete(self._state.topic)
+        return ack.submit_ack(self._state, node, seqs, lease_ids)
+
+    def submit_nack(
+        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0
+    ) -> CommitFuture[AckResult]:
+        """Submit a `nack` without waiting for it."""
+        self._check_arguments(node, seqs, lease_ids)
+        check_int("delay_ms", delay_ms, 0, SEQ_MAX)
+        return ack.submit_nack(self._state, node, seqs, lease_ids, delay_ms)
+
+    def submit_extend(
+        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: int
+    ) -> CommitFuture[ExtendResult]:
+        """Submit an `extend` without waiting for it."""
+        self._check_arguments(node, seqs, lease_ids)
+        check_int("lease_ms", lease_ms, 0, SEQ_MAX)
+        return ack.submit_extend(self._state, node, seqs, lease_ids, lease_ms)
+
+    def _check_arguments(self, node: str, seqs: Sequence[int], lease_ids: Ids) -> None:
+        _check_node(node, self._topic_state.context.limits.node_bytes_max)
+        if not (seqs and set(map(type, seqs)) == {int} and min(seqs) >= 0 and max(seqs) <= U64_MAX):
+            for seq in seqs:
+                check_int("a seq", seq, 0, U64_MAX)
+        if lease_ids is not None and len(lease_ids) not in (0, len(seqs)):
+            raise BadInput(f"{len(lease_ids)} lease ids were given for {len(seqs)} seqs; nothing was done")
+
+    def release_connection(self, connection: object) -> int:
+        """End every lease of this connection at once; return their number."""
+        return ack.release_connection(self._state, connection)
+
+    def count_leases(self, connection: object) -> int:
+        """Return the number of unexpired leases of this connection."""
+        state = self._state
+        with self._topic_state.lock:
+            swept = state.refresh(self._topic_state.context.now_ms())
+            count = state.leases.count_for_connection(connection)
+        if swept:
+            state.notify_listeners()
+        return count
+
+
+def operations_of(queue: Queue) -> QueueOperations:
+    """Return the internal operations of a queue."""
+    return queue._operations
+
+
+@defer_signals_in("ack", "nack", "extend", "counts")
 class Queue:
     """Jobs of a topic, claimed under leases. `Database.queue` returns one."""
 
     def __init__(self, topic: Topic, state: QueueState) -> None:
         self.topic = topic
         self._state, self._topic_state = state, state.topic
+        self._operations = operations = QueueOperations(topic, state)
         if state.claim_window is None:
             state.claim_window = BlockingClaimWindow(
-                self._topic_state.context.clock, self.claim_for_all, self._return_jobs
+                state.topic.context.clock, operations.claim_for_all, self._return_jobs
             )
 
     def __repr__(self) -> str:
@@ -103,14 +172,6 @@ class Queue:
         metas: Any = add_schedule(meta, count, run_at_ms=run_at_ms, priority=priority)
         return self.topic.append(records, tag=tag, node=node, meta=metas, key=key)
 
-    def put_redriven(self, batch: Batch, *, durable: bool) -> Appended:
-        """Append jobs from a dead-letter topic; `durable`: durable on return, whatever the topic's class is."""
-        appended = self.topic.submit(batch, durable=durable).wait()
-        if self.topic.is_dropped:
-            raise TopicNotFound(self.topic.name)
-        self._state.history.add_step(JobStep(self._topic_state.context.now_ms(), "redriven", appended.seqs))
-        return appended
-
     # ── claim ─────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[Job]:
@@ -118,19 +179,10 @@ class Queue:
         `claim_jitter_ms` set on the queue, this waits that long for other claimers, to share fairly with them."""
         return self._claim(self._make_request(node, most, lease_ms)).jobs()
 
-    def claim_for_all(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        """Run one claim round for these claimers, who share the available jobs, without a window. May block on the
-        disk."""
-        return claim.run_claim_round(self._state, requests)
-
-    def can_claim_without_blocking(self, count_max: int) -> bool:
-        """Whether `claim_for_all` of this many jobs uses memory only, so that an event loop may call it."""
-        return claim.can_claim_without_blocking(self._state, count_max)
-
     def _claim(self, request: ClaimRequest) -> ClaimResult:
         window_ms = self._topic_state.config.claim_jitter_ms
         if not window_ms:
-            return self.claim_for_all([request])[0]
+            return self._operations.claim_for_all([request])[0]
         assert self._state.claim_window is not None, "set by the first handle"
         return self._state.claim_window.claim(request, window_ms)
 
@@ -160,7 +212,7 @@ class Queue:
             idle_since_ms = clock.monotonic_ms()
             while True:
                 woken.clear()
-                capacity = request.count_max - self.count_leases(request.connection)
+                capacity = request.count_max - self._operations.count_leases(request.connection)
                 jobs = self._claim(request._replace(count_max=capacity)).jobs() if capacity > 0 else []
                 for job in jobs:
                     if self._topic_state.context.now_ms() <= job.deadline_ms:
@@ -179,72 +231,22 @@ class Queue:
         finally:
             self.remove_listener(woken.set)
             with suppress(Error):
-                self.release_connection(request.connection)
+                self._operations.release_connection(request.connection)
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def has_routers(self) -> bool:
-        """Whether routers lead from or to this topic, so that an ack may have to wait for them."""
-        return self.topic.has_routers
-
-    def submit_ack(self, node: str, seqs: Sequence[int], lease_ids: Ids = None) -> CommitFuture[AckResult]:
-        """Submit an `ack` without waiting for it, except for routers that still have to forward the jobs
-        (`has_routers`)."""
-        self._check_arguments(node, seqs, lease_ids)
-        delete.forward_before_delete(self._state.topic)
-        return ack.submit_ack(self._state, node, seqs, lease_ids)
-
-    def submit_nack(
-        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0
-    ) -> CommitFuture[AckResult]:
-        """Submit a `nack` without waiting for it."""
-        self._check_arguments(node, seqs, lease_ids)
-        check_int("delay_ms", delay_ms, 0, SEQ_MAX)
-        return ack.submit_nack(self._state, node, seqs, lease_ids, delay_ms)
-
-    def submit_extend(
-        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: int
-    ) -> CommitFuture[ExtendResult]:
-        """Submit an `extend` without waiting for it."""
-        self._check_arguments(node, seqs, lease_ids)
-        check_int("lease_ms", lease_ms, 0, SEQ_MAX)
-        return ack.submit_extend(self._state, node, seqs, lease_ids, lease_ms)
 
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> AckResult:
         """Delete finished jobs, with the durability of the topic. Jobs that `node` does not hold, or not under the
         given lease id, are skipped. `Job` objects in place of seqs carry their lease ids."""
-        return self.submit_ack(node, *_split_jobs(seqs, lease_ids)).wait()
+        return self._operations.submit_ack(node, *_split_jobs(seqs, lease_ids)).wait()
 
     def nack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, delay_ms: int = 0) -> AckResult:
         """Make unfinished jobs claimable again, at once or after `delay_ms`."""
-        return self.submit_nack(node, *_split_jobs(seqs, lease_ids), delay_ms=delay_ms).wait()
+        return self._operations.submit_nack(node, *_split_jobs(seqs, lease_ids), delay_ms=delay_ms).wait()
 
     def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> ExtendResult:
         """Extend the leases of these jobs to `lease_ms` from now."""
-        return self.submit_extend(node, *_split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
-
-    def _check_arguments(self, node: str, seqs: Sequence[int], lease_ids: Ids) -> None:
-        _check_node(node, self._topic_state.context.limits.node_bytes_max)
-        if not (seqs and set(map(type, seqs)) == {int} and min(seqs) >= 0 and max(seqs) <= U64_MAX):
-            for seq in seqs:
-                check_int("a seq", seq, 0, U64_MAX)
-        if lease_ids is not None and len(lease_ids) not in (0, len(seqs)):
-            raise BadInput(f"{len(lease_ids)} lease ids were given for {len(seqs)} seqs; nothing was done")
-
-    def release_connection(self, connection: object) -> int:
-        """End every lease of this connection at once; return their number."""
-        return ack.release_connection(self._state, connection)
-
-    def count_leases(self, connection: object) -> int:
-        """Return the number of unexpired leases of this connection."""
-        state = self._state
-        with self._topic_state.lock:
-            swept = state.refresh(self._topic_state.context.now_ms())
-            count = state.leases.count_for_connection(connection)
-        if swept:
-            state.notify_listeners()
-        return count
+        return self._operations.submit_extend(node, *_split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
 
     # ── inspect ───────────────────────────────────────────────────────────────────────────────
 

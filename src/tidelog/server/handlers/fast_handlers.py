@@ -33,6 +33,7 @@ from tidelog import api_types
 from tidelog.api_types import BadBody
 from tidelog.engine import Appended, CommitFuture
 from tidelog.engine.queues import AckResult, ClaimResult, Queue
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import Error
 from tidelog.http.interface import BatchHandler, FastResponder, RequestBatch, RequestIds, Response, SingleHandler
 from tidelog.server.auth import Principal
@@ -218,7 +219,7 @@ class FastQueueRequests:
         except (ApiError, Error, BadBody):
             return False
         try:
-            leased = queue.claim_for_all([want])[0]
+            leased = operations_of(queue).claim_for_all([want])[0]
             self._respond_claim(name, leased, began_us, responder)
         except Exception as error:  # told as by the ordinary way: jobs may have been handed out
             self._respond_error(_CLAIM_PATH, name, began_us, error, responder)
@@ -248,7 +249,7 @@ class FastQueueRequests:
         began_us, service = self._now_us(), self._service
         try:
             queue = self._queue(name, auth_generation)
-            if queue is None or queue.has_routers:
+            if queue is None or operations_of(queue).has_routers:
                 return False
             asked, lease_ids = queues.decode_ack(body)
             if len(asked.seqs) > seqs_max:
@@ -257,7 +258,7 @@ class FastQueueRequests:
         except (ApiError, Error, BadBody):
             return False
         try:
-            token = queue.submit_ack(asked.node, asked.seqs, lease_ids)
+            token = operations_of(queue).submit_ack(asked.node, asked.seqs, lease_ids)
         except Error:
             service.auth.inflight_limit.release(principal)
             return False

@@ -26,6 +26,7 @@ from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.queues import AckResult, ClaimRequest, ClaimResult, ExtendResult, History, Queue, parse_lease_token
 from tidelog.engine.queues.dead_letter import DEAD_LETTER_FROM
 from tidelog.engine.queues.history import HISTORY_SCHEMA
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, Response
 from tidelog.server import response_types as responses
@@ -139,8 +140,8 @@ def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None
     body = context.decode_body(_ack_decoder)
     lease_ids = _check_settle(body)
     queue = requested_queue(context)
-    stage = partial(queue.submit_ack, body.node, body.seqs, lease_ids)
-    if queue.has_routers:
+    stage = partial(operations_of(queue).submit_ack, body.node, body.seqs, lease_ids)
+    if operations_of(queue).has_routers:
         return _ack_routed(context, stage)
     _respond_when_done(context, stage(), _ack_response)
     return None
@@ -162,7 +163,9 @@ def nack_jobs(context: RequestContext) -> None:
     lease_ids = _check_settle(body)
     delay_ms = min(body.delay_ms, api_types.DELAY_MS_MAX)
     _respond_when_done(
-        context, requested_queue(context).submit_nack(body.node, body.seqs, lease_ids, delay_ms), _nack_response
+        context,
+        operations_of(requested_queue(context)).submit_nack(body.node, body.seqs, lease_ids, delay_ms),
+        _nack_response,
     )
 
 
@@ -178,7 +181,7 @@ def extend_leases(context: RequestContext) -> None:
     assert length_ms is not None, "an extend says how long"
     _respond_when_done(
         context,
-        requested_queue(context).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
+        operations_of(requested_queue(context)).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
         _extend_response,
     )
 

@@ -27,6 +27,7 @@ from tidelog import api_types
 from tidelog.api_types import HEARTBEAT_MS_MAX, WATCH_TOPICS_MAX, Cursor
 from tidelog.engine import FieldSelection, Topic, TopicInfo
 from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
+from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import parse_nodes
 from tidelog.errors import Error, NotAQueue, TopicNotFound
 from tidelog.http.interface import AnyResponse, Headers, Response, Sink, Stream
@@ -275,7 +276,7 @@ class JobStream:
 
     def _next_request(self) -> ClaimRequest | None:
         """What it has room for now."""
-        room = min(self._jobs_max - self._queue.count_leases(self), self._round_jobs_max)
+        room = min(self._jobs_max - operations_of(self._queue).count_leases(self), self._round_jobs_max)
         return ClaimRequest(self._node, room, self._lease_ms, self) if room > 0 else None
 
     async def run(self, slot: StreamSlot, sink: Sink) -> None:
@@ -310,4 +311,4 @@ class JobStream:
     def _release(self) -> None:
         """What it holds is free at once; of a queue that is gone, or of an engine that is closed, nothing is held."""
         with suppress(Error):
-            self._queue.release_connection(self)
+            operations_of(self._queue).release_connection(self)

@@ -18,6 +18,7 @@ from tidelog.api_types import GAPS_LIMIT, GAPS_LIMIT_MAX, PAGE_SIZE, PAGE_SIZE_M
 from tidelog.engine import Engine, GapEntries, Topic, TopicConfig, TopicInfo
 from tidelog.engine.config import ADDED, KEYS, KNOWN, check_topic_name
 from tidelog.engine.queues import QueueCounts
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import BadInput
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -103,7 +104,11 @@ async def topic_state(service: Service, topic: Topic) -> TopicInfo:
 
 async def _queue_counts(context: RequestContext, topic: Topic) -> QueueCounts:
     queue = topic.queue()
-    return queue.counts() if queue.can_claim_without_blocking(0) else await context.service.run_blocking(queue.counts)
+    return (
+        queue.counts()
+        if operations_of(queue).can_claim_without_blocking(0)
+        else await context.service.run_blocking(queue.counts)
+    )
 
 
 @operation(

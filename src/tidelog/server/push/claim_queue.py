@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.engine.queues import ClaimRequest, ClaimResult, ClaimWindow, Queue
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import TopicNotFound
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError
@@ -166,7 +167,9 @@ class ClaimQueue:
             _fail_all(self._workers, TopicNotFound(queue.topic.name))
             return
         try:
-            count_max = queue.counts().ready if queue.can_claim_without_blocking(1) else _ROUND_WORKERS_MAX
+            count_max = (
+                queue.counts().ready if operations_of(queue).can_claim_without_blocking(1) else _ROUND_WORKERS_MAX
+            )
             waiters = list(islice(filter(self._can_claim, self._workers), count_max))
             if waiters and self._jitter_ms:
                 self._join_window(waiters)
@@ -233,12 +236,12 @@ class ClaimQueue:
         requests = _active_requests(waiters)
         if not requests:
             return True
-        if not self._queue.can_claim_without_blocking(sum(request.count_max for _, request in requests)):
+        if not operations_of(self._queue).can_claim_without_blocking(sum(request.count_max for _, request in requests)):
             self.is_round_running = True
             self._service.spawn(self._run_blocking_rounds(requests))
             return False
         try:
-            self._deliver(requests, self._queue.claim_for_all([request for _, request in requests]))
+            self._deliver(requests, operations_of(self._queue).claim_for_all([request for _, request in requests]))
         except Exception as error:
             _fail_all([waiter for waiter, _ in requests], error)
         return True
@@ -280,7 +283,7 @@ class ClaimQueue:
     def _return_jobs(self, request: ClaimRequest, result: ClaimResult) -> None:
         """Return the jobs of a claimer that left while its round waited for the disk."""
         if result.count:
-            token = self._queue.submit_nack(request.node, result.seqs, list(result.lease_ids))
+            token = operations_of(self._queue).submit_nack(request.node, result.seqs, list(result.lease_ids))
             self._service.writes.add_done_callback(token, _ignore_outcome)
 
 
@@ -300,7 +303,7 @@ def _fail_all(waiters: Iterable[ClaimWaiter], error: Exception) -> None:
 
 def _claim_jobs(queue: Queue, requests: list[ClaimRequest], *, may_skip: bool) -> list[ClaimResult]:
     """Claim for these; `may_skip`: return no results at all where no job is ready."""
-    return [] if may_skip and not queue.counts().ready else queue.claim_for_all(requests)
+    return [] if may_skip and not queue.counts().ready else operations_of(queue).claim_for_all(requests)
 
 
 def _ignore_outcome(token: Any) -> None:
@@ -320,14 +323,14 @@ class ClaimQueues:
 
     def try_claim(self, queue: Queue, request: ClaimRequest) -> ClaimResult | None:
         """Claim jobs without waiting; None where the claimer has to wait with `ClaimQueue.claim`."""
-        return queue.claim_for_all([request])[0] if self.can_claim_now(queue, request) else None
+        return operations_of(queue).claim_for_all([request])[0] if self.can_claim_now(queue, request) else None
 
     def can_claim_now(self, queue: Queue, request: ClaimRequest) -> bool:
         """Whether this claimer waits neither for a window, nor for a running round, nor for the disk."""
         claim_queue = self._by_topic.get(queue.topic.id)
         if queue.topic.config.claim_jitter_ms or (claim_queue is not None and claim_queue.is_round_running):
             return False
-        return queue.can_claim_without_blocking(request.count_max)
+        return operations_of(queue).can_claim_without_blocking(request.count_max)
 
     def queue_for(self, queue: Queue) -> ClaimQueue:
         key = queue.topic.id

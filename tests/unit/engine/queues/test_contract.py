@@ -9,6 +9,7 @@ import pytest
 from tests.unit.engine.harness import CLASSES, EngineHarness
 
 from tidelog.engine import ClaimRequest, Job, Queue, lease_token, parse_lease_token
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import BadInput, Closed, Corrupt, NotAQueue, ReadOnly, TopicExists, TopicNotFound
 
 
@@ -81,7 +82,7 @@ def test_a_pass_gives_at_most_a_thousand_to_one(harness: EngineHarness) -> None:
 
 def test_a_cohort_shares_one_at_a_time_in_its_order(harness: EngineHarness) -> None:
     jobs = queue(harness, 9)
-    first, second = jobs.claim_for_all([ClaimRequest("a", 2, 500), ClaimRequest("b", 100)])
+    first, second = operations_of(jobs).claim_for_all([ClaimRequest("a", 2, 500), ClaimRequest("b", 100)])
     assert (first.seqs, second.seqs) == ([1, 3], [2, 4, 5, 6, 7, 8, 9])
     now_ms = harness.clock.now_us() // 1000
     assert first.deadlines == [now_ms + 500] * 2, "each has its own lease length"
@@ -94,7 +95,7 @@ def test_jobs_as_text_are_the_objects_of_the_contract(harness: EngineHarness) ->
     jobs = queue(harness)
     jobs.put([{"a": "ä"}, b"\x00\xff"], tag=["t", None], meta=[None, {"k": 1}], node="origin")
     now_ms = harness.clock.now_us() // 1000
-    (leased,) = jobs.claim_for_all([ClaimRequest("w", 10)])
+    (leased,) = operations_of(jobs).claim_for_all([ClaimRequest("w", 10)])
     assert [json.loads(text) for text in leased.to_json_texts()] == [
         {
             "$seq": 1,
@@ -214,16 +215,16 @@ def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(harness: Engin
     jobs = queue(harness, 4)
     here, there = object(), object()
     jobs.claim("w", 1)
-    jobs.claim_for_all([ClaimRequest("w", 2, None, here), ClaimRequest("w", 1, None, there)])
-    assert (jobs.count_leases(here), jobs.count_leases(there)) == (2, 1)
+    operations_of(jobs).claim_for_all([ClaimRequest("w", 2, None, here), ClaimRequest("w", 1, None, there)])
+    assert (operations_of(jobs).count_leases(here), operations_of(jobs).count_leases(there)) == (2, 1)
     jobs.ack("w", [2])
-    assert jobs.count_leases(here) == 1
-    assert jobs.release_connection(here) == 1
-    assert jobs.release_connection(here) == 0
+    assert operations_of(jobs).count_leases(here) == 1
+    assert operations_of(jobs).release_connection(here) == 1
+    assert operations_of(jobs).release_connection(here) == 0
     assert jobs.counts() == (1, 2, 0)
     assert jobs.claim("w")[0].deliveries == 2, "a delivery that was given up is one"
     harness.clock.tick(1_001)
-    assert jobs.count_leases(there) == 0
+    assert operations_of(jobs).count_leases(there) == 0
 
 
 # Time -----------------------------------------------------------------------------------------------------
@@ -301,10 +302,10 @@ def test_listeners_hear_of_everything_that_may_bring_a_job(harness: EngineHarnes
         return bool(rung)
 
     assert rings(lambda: jobs.put("x"))
-    held = jobs.claim_for_all([ClaimRequest("a", 3, None, "conn")])[0].jobs()
+    held = operations_of(jobs).claim_for_all([ClaimRequest("a", 3, None, "conn")])[0].jobs()
     assert rings(lambda: jobs.ack("a", held[0]))
     assert rings(lambda: jobs.nack("a", held[1]))
-    assert rings(lambda: jobs.release_connection("conn"))
+    assert rings(lambda: operations_of(jobs).release_connection("conn"))
     jobs.claim("a", 1)
     harness.clock.tick(1_001)
     assert rings(jobs.counts)
@@ -341,28 +342,28 @@ def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() ->
 
 def test_a_pass_is_quick_while_it_needs_memory_alone(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
-    assert not jobs.can_claim_without_blocking(1), "lease ids are put on record first"
+    assert not operations_of(jobs).can_claim_without_blocking(1), "lease ids are put on record first"
     jobs.claim("a", 1)
-    assert jobs.can_claim_without_blocking(1)
-    assert not jobs.can_claim_without_blocking(1 << 20)
+    assert operations_of(jobs).can_claim_without_blocking(1)
+    assert not operations_of(jobs).can_claim_without_blocking(1 << 20)
     harness.log.checkpoint()
-    assert not jobs.can_claim_without_blocking(1), "the next job lies in a file"
+    assert not operations_of(jobs).can_claim_without_blocking(1), "the next job lies in a file"
     durable = harness.log.queue("durable", leases_durable=True)
     durable.put("x")
-    assert not durable.can_claim_without_blocking(1)
+    assert not operations_of(durable).can_claim_without_blocking(1)
 
 
 def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(harness: EngineHarness) -> None:
     """Only a job that was delivered before can be moved; fresh ones need memory alone."""
     jobs = harness.log.queue("dying", durability="ephemeral", max_deliveries=2, dead_letter="dead")
     jobs.put([1, 2])
-    assert jobs.can_claim_without_blocking(1)
+    assert operations_of(jobs).can_claim_without_blocking(1)
     held = jobs.claim("w")
-    assert not jobs.can_claim_without_blocking(1)
+    assert not operations_of(jobs).can_claim_without_blocking(1)
     jobs.nack("w", held)
-    assert not jobs.can_claim_without_blocking(1)
+    assert not operations_of(jobs).can_claim_without_blocking(1)
     jobs.ack("w", jobs.claim("w"))
-    assert jobs.can_claim_without_blocking(1)
+    assert operations_of(jobs).can_claim_without_blocking(1)
 
 
 # Doors ----------------------------------------------------------------------------------------------------
@@ -430,7 +431,7 @@ def test_a_queue_that_is_gone_says_so(harness: EngineHarness) -> None:
     for call in (lambda: jobs.claim("a"), lambda: jobs.ack("a", held), jobs.counts):
         with pytest.raises(TopicNotFound):
             call()
-    assert jobs.release_connection("conn") == 0
+    assert operations_of(jobs).release_connection("conn") == 0
     again = queue(harness, 1)
     assert again.claim("a")[0].lease_id == 1, "another queue of that name starts anew"
     harness.log.close()

@@ -11,6 +11,7 @@ from tests.unit.engine.harness import RESTARTS, EngineHarness, Restart
 from tidelog.engine import ClaimRequest, Queue
 from tidelog.engine.manifest import QueueRow
 from tidelog.engine.queues.leases import Lease, QueueSnapshot
+from tidelog.engine.queues.queue import operations_of
 from tidelog.errors import Busy, Error
 from tidelog.formats import control_frames
 from tidelog.formats.control_frames import LeaseEvent
@@ -104,8 +105,8 @@ def test_a_release_is_written_down_where_leases_are_durable(how: Restart) -> Non
     world = EngineHarness()
     jobs = queue(world, leases_durable=True)
     jobs.put([1, 2])
-    jobs.claim_for_all([ClaimRequest("a", 2, None, "conn")])
-    jobs.release_connection("conn")
+    operations_of(jobs).claim_for_all([ClaimRequest("a", 2, None, "conn")])
+    operations_of(jobs).release_connection("conn")
     jobs.put(3)  # what is written behind it is synced with it
     jobs = again(world, how)
     assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(1, 2), (2, 2), (3, 1)]
@@ -181,7 +182,7 @@ def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> 
     jobs = queue(world)
     jobs.put([1, 2])
     held = jobs.claim("a")
-    token = jobs.submit_ack("a", [1])
+    token = operations_of(jobs).submit_ack("a", [1])
     assert not token.done
     world.clock.tick(60_000)
     assert jobs._state.leases.pending.keys() == {1}

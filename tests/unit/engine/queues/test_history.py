@@ -9,6 +9,7 @@ import pytest
 from tests.unit.engine.harness import RESTARTS, EngineHarness, Restart
 
 from tidelog.engine import ClaimRequest, Queue
+from tidelog.engine.queues.queue import operations_of
 
 HISTORY = "_tidelog.history.jobs"
 
@@ -31,8 +32,8 @@ def test_every_step_is_told_in_its_order() -> None:
     jobs.ack("w", first)
     jobs.nack("w", second, delay_ms=100)
     world.clock.tick(100)
-    jobs.claim_for_all([ClaimRequest("v", 1, None, "conn")])
-    jobs.release_connection("conn")
+    operations_of(jobs).claim_for_all([ClaimRequest("v", 1, None, "conn")])
+    operations_of(jobs).release_connection("conn")
     jobs.claim("w")
     world.log.topic("dead").redrive()
     jobs.claim("w")

@@ -15,6 +15,7 @@ from tidelog.engine.queues import jobs as reading
 from tidelog.engine.queues.history import HistoryRow, JobStep
 from tidelog.engine.queues.jobs import ClaimResult
 from tidelog.engine.queues.leases import LeaseTable
+from tidelog.engine.queues.queue import operations_of
 
 NO_BYTES = 1 << 62
 
@@ -43,7 +44,7 @@ def test_jobs_read_either_way_are_the_same(seed: int, durability: str, monkeypat
             with monkeypatch.context() as patched:
                 if not plainly:
                     patched.setattr(reading, "read_job_texts", lambda *_: None)
-                leased = jobs.claim_for_all(
+                leased = operations_of(jobs).claim_for_all(
                     [ClaimRequest("w", random.randrange(1, 9)), ClaimRequest("v", random.randrange(3))]
                 )
             found += [(each.jobs(), each.to_json_texts(), each.enqueued_at_ms(), each.ready) for each in leased]
@@ -105,32 +106,37 @@ def test_a_claim_takes_no_more_bytes_than_it_asks_for(checkpointed: bool) -> Non
     jobs.put([b"x" * 100 for _ in range(6)])
     if checkpointed:
         world.log.checkpoint()
-    first = jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=250)])
+    first = operations_of(jobs).claim_for_all([ClaimRequest("w", 6, bytes_max=250)])
     assert handed(first) == [[1, 2]]
     assert first[0].ready == 4 == jobs.counts().ready
-    assert handed(jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=300)])) == [[3, 4, 5]]
-    assert handed(jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=10)])) == [[6]], "one in any case"
+    assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 6, bytes_max=300)])) == [[3, 4, 5]]
+    assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 6, bytes_max=10)])) == [[6]], "one in any case"
     world.clock.tick(1_001)
-    again = jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=NO_BYTES)])[0]
+    again = operations_of(jobs).claim_for_all([ClaimRequest("w", 6, bytes_max=NO_BYTES)])[0]
     assert again.deliveries == [2] * 6, "those that were left were delivered once before"
 
 
 def test_each_of_a_cohort_has_bytes_of_its_own() -> None:
     jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(8)])
-    assert handed(jobs.claim_for_all([ClaimRequest("w", 4, bytes_max=150), ClaimRequest("v", 4)])) == [
+    assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 4, bytes_max=150), ClaimRequest("v", 4)])) == [
         [1],
         [2, 4, 6, 8],
     ]
-    assert handed(jobs.claim_for_all([ClaimRequest("w", 8)])) == [[3, 5, 7]]
+    assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 8)])) == [[3, 5, 7]]
 
 
 def test_urgent_jobs_come_before_what_a_claim_left() -> None:
     jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(4)])
-    assert handed(jobs.claim_for_all([ClaimRequest("w", 4, bytes_max=100)])) == [[1]]
+    assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 4, bytes_max=100)])) == [[1]]
     jobs.put(b"y", priority=1)
-    assert handed([jobs.claim_for_all([ClaimRequest("w", 1)])[0], jobs.claim_for_all([ClaimRequest("w", 1)])[0]]) == [
+    assert handed(
+        [
+            operations_of(jobs).claim_for_all([ClaimRequest("w", 1)])[0],
+            operations_of(jobs).claim_for_all([ClaimRequest("w", 1)])[0],
+        ]
+    ) == [
         [5],
         [2],
     ]

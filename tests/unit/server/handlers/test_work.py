@@ -16,6 +16,7 @@ from tests.unit.server import fakes
 from tests.unit.server.fakes import FakeExchange, LoopClock, RunningStream, ServerHarness, let_idle
 
 from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
+from tidelog.engine.queues.queue import QueueOperations, operations_of
 from tidelog.errors import DiskFull
 from tidelog.http.interface import Response, Stream
 from tidelog.server.handlers import sse
@@ -89,15 +90,15 @@ class Passes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.given: list[int] = []
-        plain = Queue.claim_for_all
+        plain = QueueOperations.claim_for_all
 
-        def claim_now(queue: Queue, wants: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        def claim_now(queue: QueueOperations, wants: Sequence[ClaimRequest]) -> list[ClaimResult]:
             got = plain(queue, wants)
             self.sizes.append(len(wants))
             self.given.append(sum(leased.count for leased in got))
             return got
 
-        monkeypatch.setattr(Queue, "claim_for_all", claim_now)
+        monkeypatch.setattr(QueueOperations, "claim_for_all", claim_now)
 
 
 # ── windows ───────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +151,7 @@ def test_each_of_a_window_keeps_its_own_lease(*, warm: bool) -> None:
             queue.put(["first"])
             assert await claim(world) == [1]
             await settle(world, "ack", 1, node="n")
-        assert queue.can_claim_without_blocking(2) == warm
+        assert operations_of(queue).can_claim_without_blocking(2) == warm
         queue.put([1, 2])
         bodies = [{"node": f"n{lease_ms}", "lease_ms": lease_ms} for lease_ms in (1_000, 50_000)]
         asked = [world.begin("POST", "/v0/topics/q/claim", body) for body in bodies]
@@ -240,14 +241,14 @@ def test_a_worker_waits_for_time_and_does_not_poll(monkeypatch: pytest.MonkeyPat
             looks += 1
             return plain(queue)
 
-        monkeypatch.setattr(Queue, "counts", counts)
+        monkeypatch.setattr(QueueOperations, "counts", counts)
         async with working(world, tap):
             await tap.until(1)
             assert now_s() - began == pytest.approx(600.001, abs=0.002)
             assert looks <= 15
             assert passes.sizes == [1, 1]
             assert tap.frames[-1].count(b'"deliveries":2') == 1
-        monkeypatch.setattr(Queue, "counts", plain)
+        monkeypatch.setattr(QueueOperations, "counts", plain)
 
     play(scenario)
 
@@ -375,16 +376,16 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open = ThreadEvent(), ThreadEvent()
         self.passes = 0
-        plain = Queue.claim_for_all
+        plain = QueueOperations.claim_for_all
 
-        def claim_now(queue: Queue, wants: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        def claim_now(queue: QueueOperations, wants: Sequence[ClaimRequest]) -> list[ClaimResult]:
             self.passes += 1
             self.reached.set()
             assert self._open.wait(10)
             return plain(queue, wants)
 
-        monkeypatch.setattr(Queue, "claim_for_all", claim_now)
-        monkeypatch.setattr(Queue, "can_claim_without_blocking", lambda queue, most: False)  # noqa: ARG005
+        monkeypatch.setattr(QueueOperations, "claim_for_all", claim_now)
+        monkeypatch.setattr(QueueOperations, "can_claim_without_blocking", lambda queue, most: False)  # noqa: ARG005
 
     async def until_reached(self) -> None:
         await until(self.reached.is_set)
@@ -465,14 +466,14 @@ def test_a_pass_that_fails_tells_everybody(monkeypatch: pytest.MonkeyPatch) -> N
     async def scenario(world: ServerHarness) -> None:
         queue = queue_of(world)
         queue.put([1, 2, 3])
-        plain = Queue.claim_for_all
+        plain = QueueOperations.claim_for_all
 
         def claim_now(*_: object) -> list[ClaimResult]:
             raise DiskFull("no room; nothing was written, make room and retry")
 
-        monkeypatch.setattr(Queue, "claim_for_all", claim_now)
+        monkeypatch.setattr(QueueOperations, "claim_for_all", claim_now)
         for quick in (True, False):
-            monkeypatch.setattr(Queue, "can_claim_without_blocking", lambda queue, most, quick=quick: quick)  # noqa: ARG005
+            monkeypatch.setattr(QueueOperations, "can_claim_without_blocking", lambda queue, most, quick=quick: quick)  # noqa: ARG005
             status, said = await world.ask("POST", "/v0/topics/q/claim", {"node": "n"})
             assert (status, said["error"]["detail"]["reason"]) == (507, "disk_full")
             tap = Tap()
@@ -480,7 +481,7 @@ def test_a_pass_that_fails_tells_everybody(monkeypatch: pytest.MonkeyPatch) -> N
                 await running.ended()
             assert b'"code":"disk_full"' in tap.frames[-1]
         monkeypatch.undo()
-        assert Queue.claim_for_all is plain
+        assert QueueOperations.claim_for_all is plain
         assert queue.counts()[:2] == (3, 0)
 
     play(scenario)
