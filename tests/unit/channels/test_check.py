@@ -12,16 +12,16 @@ from tidelog.channels.rules import directory_name
 from tidelog.channels.store import ChannelCheck
 from tidelog.engine.check import Finding
 
-ROOM, JOBS, ANN = "!room@example.org", "!jobs@example.org", "ann@example.org"
+CHANNEL, JOBS, ANN = "!room@example.org", "!jobs@example.org", "ann@example.org"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A room with sealed and growing segments, and a queue of which one was popped."""
+    """A pubsub channel with sealed and active segments, and a fifo channel with one popped message."""
     with tidelog.open(str(tmp_path / "d")) as log:
-        room = log.channel(ROOM, user=ANN).join(persist=True, max_persist_messages=1000)
+        channel = log.channel(CHANNEL, user=ANN).join(persist=True, max_persist_messages=1000)
         for number in range(8):
-            room.publish_many([b"message %d" % number] * 100)
+            channel.publish_many([b"message %d" % number] * 100)
         jobs = log.channel(JOBS, user=ANN).join(persist=True, type="fifo")
         jobs.push(b"one")
         jobs.push(b"two")
@@ -43,29 +43,29 @@ def flip(path: Path, pos: int) -> None:
     path.write_bytes(content)
 
 
-def test_sound_channels_are_counted(data: Path) -> None:
+def test_check_counts_undamaged_channels(data: Path) -> None:
     looked = ChannelCheck(str(data))
     assert list(looked) == []
     assert (looked.channels, looked.messages) == (2, 802)
     assert looked.bytes > 8000
 
 
-def test_a_directory_without_channels_is_sound(tmp_path: Path) -> None:
+def test_check_of_a_directory_without_channels_finds_nothing(tmp_path: Path) -> None:
     with tidelog.open(str(tmp_path / "d")) as log:
         log.topic("t").append(b"x")
     assert found(tmp_path / "d") == []
 
 
 def _metadata(data: Path) -> None:
-    flip(at(data, ROOM, "metadata.bin"), 20)
+    flip(at(data, CHANNEL, "metadata.bin"), 20)
 
 
 def _swapped(data: Path) -> None:
-    at(data, ROOM, "metadata.bin").write_bytes(at(data, JOBS, "metadata.bin").read_bytes())
+    at(data, CHANNEL, "metadata.bin").write_bytes(at(data, JOBS, "metadata.bin").read_bytes())
 
 
 def _sealed(data: Path) -> None:
-    flip(min(at(data, ROOM).glob("*.log")), 40)
+    flip(min(at(data, CHANNEL).glob("*.log")), 40)
 
 
 def _cursor(data: Path) -> None:
@@ -86,14 +86,14 @@ def _no_cursor(data: Path) -> None:
         (_no_cursor, "cursor", "cursor.bin"),
     ],
 )
-def test_damage_is_named(data: Path, spoil: Callable[[Path], None], kind: str, file: str) -> None:
+def test_check_names_the_damaged_file(data: Path, spoil: Callable[[Path], None], kind: str, file: str) -> None:
     spoil(data)
     damage = [finding for finding in found(data) if finding.damage]
     assert [finding.kind for finding in damage] == [kind]
     assert damage[0].file.endswith(file)
     assert damage[0].file.startswith("channels/")
     if kind == "messages":
-        assert (damage[0].topic, damage[0].seqs.start) == (ROOM, 1)
+        assert (damage[0].topic, damage[0].seqs.start) == (CHANNEL, 1)
         assert len(damage[0].seqs) >= 1
 
 
@@ -105,8 +105,8 @@ def test_a_cursor_that_contradicts_the_log_is_damage(data: Path) -> None:
     assert ["its cursor is 2" in finding.reason for finding in found(data) if finding.kind == "cursor"] == [True]
 
 
-def test_leftovers_are_notes_and_foreign_directories_are_nobodys(data: Path) -> None:
-    at(data, ROOM, "deleted").write_bytes(b"")
+def test_leftovers_are_notes_and_foreign_directories_are_ignored(data: Path) -> None:
+    at(data, CHANNEL, "deleted").write_bytes(b"")
     (data / "channels" / "lost+found").mkdir()
     notes = found(data)
     assert [(note.kind, note.damage) for note in notes] == [("leftover", False)]

@@ -10,7 +10,7 @@ N5-NS: a full disk never latches. N7-EF: an index that cannot be made durable ke
 
 Method: an act is run once on a healthy disk to learn which calls it makes; then again for each of them with that call
 failing, once and for ever. For crashes every image that the power could leave before every operation is opened, and
-what it holds is held against what was there before the act and after it.
+its state is compared with the states before and after the operation.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def reopen(world: World) -> None:
 class Row:
     before: Callable[[World], None]
     act: Callable[[World], object]
-    calls: tuple[DiskCall, ...] = ("write", "create", "reserve")  # what can run out of room or meet an error
+    calls: tuple[DiskCall, ...] = ("write", "create", "reserve")  # what can run out of space or meet an error
     touched: str = DIRECTORY
     closed: bool = False  # the act begins with opening
 
@@ -232,7 +232,7 @@ def fits(row: str, found: State, before: State, after: State) -> str | None:
 
 
 @pytest.mark.parametrize(("row", "column"), cells("TW", "C±", "LU", "RR"))
-def test_a_crash_shows_the_old_or_the_new(row: str, column: str) -> None:
+def test_after_a_crash_the_channel_has_the_old_or_the_new_state(row: str, column: str) -> None:
     before, after = states(row)
     world, seen, wrongs = prepared(row), set[tuple[bytes, bool]](), list[str]()
     acked = False
@@ -304,7 +304,7 @@ def faults(row: str, column: str) -> list[Fault]:
 
 
 @pytest.mark.parametrize(("row", "column"), cells("NS", "EW", "EF"))
-def test_a_failing_disk_is_told_and_changes_nothing(row: str, column: str) -> None:
+def test_a_disk_error_is_reported_and_changes_nothing(row: str, column: str) -> None:
     before, after = states(row)
     outcome, tried = MATRIX[row][column], 0
     for fault in faults(row, column):
@@ -317,7 +317,7 @@ def test_a_failing_disk_is_told_and_changes_nothing(row: str, column: str) -> No
         except Error as raised:
             error = raised
         world.disk.clear_faults()
-        if row == "N8":  # the sweep tells in its report, and everybody else is served
+        if row == "N8":  # the sweep reports it, and other channels are served
             assert error is None
             assert world.state() == after
             assert world.manager.report.not_removed or world.manager.report.swept
@@ -327,7 +327,7 @@ def test_a_failing_disk_is_told_and_changes_nothing(row: str, column: str) -> No
         elif row == "N2" and error is None:  # the marker was durable: it is deleted, and the rest is swept later
             assert world.state()[0] == after[0]
         else:
-            assert error is not None, "nobody was told"
+            assert error is not None, "the error was not reported"
             if row != "N6":
                 assert world.metas() == before[0], "the memory is as before"
         if outcome == "RO":
@@ -350,7 +350,7 @@ def test_a_failing_disk_is_told_and_changes_nothing(row: str, column: str) -> No
 
 
 @pytest.mark.parametrize(("row", "column"), cells("SW"))
-def test_short_writes_are_no_errors(row: str, column: str) -> None:
+def test_short_writes_are_continued(row: str, column: str) -> None:
     assert MATRIX[row][column] == "OK"
     _, after = states(row)
     for seed in range(8):
@@ -382,7 +382,7 @@ def files(world: World, *endings: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("row", "column"), cells("BF"))
-def test_a_flipped_bit_is_noticed_and_harms_nobody_else(row: str, column: str) -> None:
+def test_a_flipped_bit_is_detected_and_other_channels_are_unaffected(row: str, column: str) -> None:
     """Every byte of the file that the row writes, one bit each."""
     assert MATRIX[row][column] in ("DET", "RB")
     world = prepared(row)
@@ -422,7 +422,7 @@ def test_a_flipped_bit_is_noticed_and_harms_nobody_else(row: str, column: str) -
                 rest = again.channel().history(skip_damage=True).messages
                 found = {message.seq: message.payload for message in rest}
             assert all(whole[1][A][seq] == data for seq, data in found.items()), "never served"
-            assert len(found) == len(whole[1][A]) or log.damage or not log._log.report.clean, "told"
+            assert len(found) == len(whole[1][A]) or log.damage or not log._log.report.clean, "reported"
 
 
 # ── the table ─────────────────────────────────────────────────────────────────────────────────────

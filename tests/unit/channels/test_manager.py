@@ -33,7 +33,7 @@ CALLS: tuple[DiskCall, ...] = ("create", "sync", "rename", "sync_dir")
 DIRECTORY = f"data/channels/{directory_name(CHANNEL)}"
 
 
-def test_everything_of_a_persistent_channel_survives_and_the_rest_does_not(env: ChannelEnv) -> None:
+def test_only_persistent_channels_survive_a_restart(env: ChannelEnv) -> None:
     ann = env.channel(ANN)
     ann.join(persist=True, max_clients=7, message_flush_interval=5)
     env.channel(BOB).join()
@@ -47,7 +47,7 @@ def test_everything_of_a_persistent_channel_survives_and_the_rest_does_not(env: 
     assert env.manager.report.restored == 1
 
 
-def test_without_authentication_nothing_is_restored_and_nothing_touched(env: ChannelEnv) -> None:
+def test_without_auth_no_channel_is_restored_or_changed(env: ChannelEnv) -> None:
     env.channel().join(persist=True)
     env.disk.write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"left over")
     tree = env.disk.tree()
@@ -65,7 +65,7 @@ def test_without_authentication_nothing_is_restored_and_nothing_touched(env: Cha
     assert now == tree
 
 
-def test_restored_members_stay_whatever_the_limit_is_now(env: ChannelEnv) -> None:
+def test_restored_members_stay_above_a_lower_limit(env: ChannelEnv) -> None:
     for number in range(3):
         env.channel(ANN, f"!{number}@host").join(persist=True)
     env.limits = replace(env.limits, channels_per_client_max=1, channels_max=1)
@@ -80,7 +80,7 @@ def test_restored_members_stay_whatever_the_limit_is_now(env: ChannelEnv) -> Non
     env.channel(BOB, "!new@host").join()
 
 
-def test_one_corrupt_channel_is_passed_over_and_told(env: ChannelEnv, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_channel_is_skipped_and_reported(env: ChannelEnv, caplog: pytest.LogCaptureFixture) -> None:
     env.channel().join(persist=True)
     env.channel(BOB, "!other@host").join(persist=True)
     env.manager.close()
@@ -98,7 +98,7 @@ def test_one_corrupt_channel_is_passed_over_and_told(env: ChannelEnv, caplog: py
     assert env.channel().publish(b"anew").seq == 1
 
 
-def test_a_log_that_cannot_be_opened_keeps_only_its_channel_offline(env: ChannelEnv) -> None:
+def test_a_log_that_cannot_be_opened_makes_only_its_channel_offline(env: ChannelEnv) -> None:
     env.channel().join(persist=True)
     env.channel().publish(b"x")
     env.channel(BOB, "!other@host").join(persist=True)
@@ -125,7 +125,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("call", ["create", "sync", "rename", "sync_dir"])
-def test_a_failed_save_changes_nothing_and_tells_nobody(env: ChannelEnv, change: str, call: Any) -> None:
+def test_a_failed_save_changes_nothing_and_sends_no_event(env: ChannelEnv, change: str, call: Any) -> None:
     env.channel(ANN).join(persist=True)
     env.channel(BOB).join()
     env.channel(ANN).publish(b"kept")
@@ -144,7 +144,7 @@ def test_a_failed_save_changes_nothing_and_tells_nobody(env: ChannelEnv, change:
     CHANGES[change](env)
 
 
-def test_a_first_join_that_cannot_be_saved_makes_no_channel(env: ChannelEnv) -> None:
+def test_a_first_join_that_cannot_be_saved_creates_no_channel(env: ChannelEnv) -> None:
     env.manager  # noqa: B018
     calls: tuple[DiskCall, ...] = ("mkdir", "create", "sync", "rename")
     for call in calls:
@@ -158,7 +158,7 @@ def test_a_first_join_that_cannot_be_saved_makes_no_channel(env: ChannelEnv) -> 
     env.channel().join(persist=True)
 
 
-def test_a_change_that_a_failing_disk_left_undecided_is_put_right_by_the_tick(env: ChannelEnv) -> None:
+def test_tick_reconciles_a_change_that_a_disk_error_left_undecided(env: ChannelEnv) -> None:
     env.channel(ANN).join(persist=True)
     before = env.manager.meta(CHANNEL)
     env.disk.fail("sync_dir", path=DIRECTORY, times=None)
@@ -170,16 +170,16 @@ def test_a_change_that_a_failing_disk_left_undecided_is_put_right_by_the_tick(en
     assert env.manager.meta(CHANNEL) == before
 
 
-def test_logs_are_opened_when_needed_and_only_so_many_stay_open(env: ChannelEnv) -> None:
+def test_logs_are_opened_on_demand_up_to_logs_open_max(env: ChannelEnv) -> None:
     env.limits = replace(env.limits, logs_open_max=2, shards=1)
-    rooms = [env.channel(ANN, f"!{number}@host") for number in range(6)]
-    for room in rooms:
-        room.join(persist=True)
-        room.publish(b"1")
+    channels = [env.channel(ANN, f"!{number}@host") for number in range(6)]
+    for channel in channels:
+        channel.join(persist=True)
+        channel.publish(b"1")
     shard = env.manager.shard("!0@host")
     assert len(shard.open_logs) == 2
-    assert [room.publish(b"2").seq for room in rooms] == [2] * 6
-    assert [len(room.history().messages) for room in rooms] == [2] * 6
+    assert [channel.publish(b"2").seq for channel in channels] == [2] * 6
+    assert [len(channel.history().messages) for channel in channels] == [2] * 6
     env.restart()
     assert not env.manager.shard("!0@host").open_logs
 
@@ -212,16 +212,16 @@ def test_only_the_owner_changes_a_channel(env: ChannelEnv) -> None:
     assert operator.delete() is False
 
 
-def test_members_come_in_pages(env: ChannelEnv) -> None:
+def test_members_are_paged(env: ChannelEnv) -> None:
     for number in range(5):
         env.channel(f"u{number}@host").join()
-    room = env.channel("u0@host")
-    assert room.members(2, 2) == ("u2@host", "u3@host")
+    channel = env.channel("u0@host")
+    assert channel.members(2, 2) == ("u2@host", "u3@host")
     with pytest.raises(BadInput):
-        room.members(0)
+        channel.members(0)
 
 
-def test_a_user_who_is_gone_leaves_what_does_not_persist(env: ChannelEnv) -> None:
+def test_a_disconnected_user_leaves_transient_channels(env: ChannelEnv) -> None:
     env.channel(ANN).join(persist=True)
     env.channel(ANN, "!passing@host").join()
     assert membership.leave_transient_channels(env.manager, ANN) == ["!passing@host"]
@@ -235,7 +235,7 @@ def test_channels_of_another_domain_are_refused(env: ChannelEnv) -> None:
         env.channel(ANN, "!room@else").join()
 
 
-def test_a_closed_or_read_only_directory_takes_nothing(env: ChannelEnv) -> None:
+def test_a_closed_or_read_only_manager_refuses_changes(env: ChannelEnv) -> None:
     env.channel().join(persist=True)
     env.channel().publish(b"x")
     env.manager.close()
@@ -244,9 +244,9 @@ def test_a_closed_or_read_only_directory_takes_nothing(env: ChannelEnv) -> None:
         env.channel().publish(b"y")
     tree = env.disk.tree()
     reader = ChannelManager(env.disk, "data", env.clock, limits=env.limits, read_only=True)
-    room = Channel(reader, CHANNEL, ANN)
-    assert [message.payload for message in room.history().messages] == [b"x"]
-    for act in (lambda: room.publish(b"y"), lambda: room.leave(), lambda: room.delete(), lambda: room.subscribe()):
+    channel = Channel(reader, CHANNEL, ANN)
+    assert [message.payload for message in channel.history().messages] == [b"x"]
+    for act in (lambda: channel.publish(b"y"), channel.leave, channel.delete, channel.subscribe):
         with pytest.raises(ReadOnly):
             act()
     reader.close()
@@ -260,7 +260,7 @@ def test_a_reader_of_a_channel_without_messages(env: ChannelEnv) -> None:
     assert Channel(reader, CHANNEL, OPERATOR).bounds() == (1, 0)
 
 
-def test_a_closing_manager_delivers_what_was_accepted(env: ChannelEnv) -> None:
+def test_close_delivers_accepted_messages(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=True)
     bob.join()
@@ -280,7 +280,7 @@ def queue(env: ChannelEnv, **config: object) -> Channel:
     return ann
 
 
-def test_a_queue_is_popped_in_order_once_and_over_restarts(env: ChannelEnv) -> None:
+def test_fifo_messages_are_popped_once_in_order_across_restarts(env: ChannelEnv) -> None:
     ann, bob = queue(env), env.channel(BOB)
     for number in range(4):
         ann.push(b"%d" % number)
@@ -296,7 +296,7 @@ def test_a_queue_is_popped_in_order_once_and_over_restarts(env: ChannelEnv) -> N
     assert env.channel(ANN).push(b"4").seq == 5
 
 
-def test_a_full_queue_refuses_and_the_owner_clears(env: ChannelEnv) -> None:
+def test_a_full_fifo_refuses_pushes_until_the_owner_clears_it(env: ChannelEnv) -> None:
     ann, bob = queue(env, max_persist_messages=2), env.channel(BOB)
     ann.push(b"1")
     ann.push(b"2")
@@ -315,7 +315,7 @@ def test_a_full_queue_refuses_and_the_owner_clears(env: ChannelEnv) -> None:
         ann.history()
 
 
-def test_a_pop_makes_durable_what_it_hands_out(env: ChannelEnv) -> None:
+def test_a_popped_message_is_durable(env: ChannelEnv) -> None:
     ann = queue(env, message_flush_interval=1_000)
     ann.push(b"1")
     ann.push(b"2")
@@ -325,7 +325,7 @@ def test_a_pop_makes_durable_what_it_hands_out(env: ChannelEnv) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 16, None, b"beyond"])
-def test_a_lost_cursor_is_not_guessed(env: ChannelEnv, content: bytes | None) -> None:
+def test_a_lost_cursor_raises_until_the_channel_is_cleared(env: ChannelEnv, content: bytes | None) -> None:
     ann = queue(env)
     ann.push(b"1")
     env.manager.close()
@@ -343,7 +343,7 @@ def test_a_lost_cursor_is_not_guessed(env: ChannelEnv, content: bytes | None) ->
     assert ann.pop().payload == b"3"
 
 
-def test_a_pop_whose_cursor_cannot_be_written_hands_nothing_out(env: ChannelEnv) -> None:
+def test_a_pop_whose_cursor_cannot_be_written_returns_nothing(env: ChannelEnv) -> None:
     ann = queue(env)
     ann.push(b"1")
     for call in CALLS:
@@ -355,7 +355,7 @@ def test_a_pop_whose_cursor_cannot_be_written_hands_nothing_out(env: ChannelEnv)
     assert env.channel(ANN).pop().payload == b"1"
 
 
-def test_a_channel_becomes_a_queue_and_its_past_is_out_of_reach(env: ChannelEnv) -> None:
+def test_a_channel_that_becomes_fifo_hides_earlier_messages(env: ChannelEnv) -> None:
     ann = env.channel(ANN)
     ann.join(persist=True)
     ann.publish(b"said")
@@ -369,7 +369,7 @@ def test_a_channel_becomes_a_queue_and_its_past_is_out_of_reach(env: ChannelEnv)
     assert env.manager.channel_names() == [], "a fifo channel ends with its owner"
 
 
-def test_a_damaged_message_is_told_and_the_queue_can_be_cleared(env: ChannelEnv) -> None:
+def test_a_damaged_fifo_message_raises_and_clear_skips_it(env: ChannelEnv) -> None:
     ann = queue(env)
     ann.push(b"a long enough message")
     ann.push(b"two")

@@ -23,11 +23,11 @@ from tidelog.errors import (
 )
 
 
-def said(events: list[Any]) -> list[bytes]:
+def payloads(events: list[Any]) -> list[bytes]:
     return [event.payload for event in events if isinstance(event, Message)]
 
 
-def test_everybody_but_the_sender_receives_one_message_with_one_time(env: ChannelEnv) -> None:
+def test_every_other_subscriber_receives_the_same_message(env: ChannelEnv) -> None:
     ann, bob, cid = env.channel(ANN), env.channel(BOB), env.channel(CID)
     for each in (ann, bob, cid):
         each.join()
@@ -41,17 +41,17 @@ def test_everybody_but_the_sender_receives_one_message_with_one_time(env: Channe
     assert mine.take() == []
 
 
-def test_qos_1_is_durable_before_anybody_has_it_and_qos_0_is_not(env: ChannelEnv) -> None:
+def test_qos_1_is_durable_before_delivery_and_qos_0_is_not(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=True)
     bob.join()
-    heard = bob.subscribe()
+    subscription = bob.subscribe()
     assert ann.publish(b"safe").durable
     ack = ann.publish(b"quick", qos=0)
     assert (ack.qos, ack.durable, ack.receivers) == (0, False, None)
-    assert said(heard.take()) == [b"safe", b"quick"]
+    assert payloads(subscription.take()) == [b"safe", b"quick"]
     env.crash()
-    assert said(list(env.channel(ANN).history().messages)) == [b"safe"]
+    assert payloads(list(env.channel(ANN).history().messages)) == [b"safe"]
     assert env.channel(ANN).publish(b"next").seq == 2
 
 
@@ -60,19 +60,19 @@ def test_a_message_is_not_delivered_when_its_sync_fails(env: ChannelEnv) -> None
     ann.join(persist=True)
     bob.join()
     ann.publish(b"first")
-    heard = bob.subscribe()
+    subscription = bob.subscribe()
     env.disk.fail_sync("dropped", path=".log")
     with pytest.raises(Latched):
         ann.publish(b"lost")
-    assert said(heard.take()) == []
-    assert said(list(bob.history().messages)) == [b"first"], "the history shows nothing that was not delivered"
+    assert payloads(subscription.take()) == []
+    assert payloads(list(bob.history().messages)) == [b"first"], "the history shows nothing that was not delivered"
     with pytest.raises(Latched):
         ann.publish(b"later", qos=0)
     env.manager.tick()
     assert env.manager.metrics.get("broadcasts", "latched") == 1
 
 
-def test_an_interval_is_kept_by_the_tick(env: ChannelEnv) -> None:
+def test_tick_syncs_after_the_flush_interval(env: ChannelEnv) -> None:
     ann = env.channel(ANN)
     ann.join(persist=True, message_flush_interval=200)
     assert not ann.publish(b"one").durable
@@ -85,39 +85,39 @@ def test_an_interval_is_kept_by_the_tick(env: ChannelEnv) -> None:
     env.manager.tick()
     assert env.manager.metrics.get("message_log_flushes", "success") == 1
     env.crash()
-    assert said(list(env.channel(ANN).history().messages)) == [b"one"]
+    assert payloads(list(env.channel(ANN).history().messages)) == [b"one"]
 
 
 def test_submitted_messages_share_one_sync_and_keep_their_order(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=True)
     bob.join()
-    heard = bob.subscribe()
-    told: list[int] = []
+    subscription = bob.subscribe()
+    seqs: list[int] = []
     pending = [ann.submit([b"%d" % number]) for number in range(5)]
     for each in pending:
-        each.add_done_callback(lambda done: told.append(done.result().seq))
-    assert heard.take() == [], "accepted is not delivered"
+        each.add_done_callback(lambda done: seqs.append(done.result().seq))
+    assert subscription.take() == [], "accepted is not delivered"
     assert ann.history().messages == []
     pending[3].wait()
-    assert told == [1, 2, 3, 4, 5]
-    assert said(heard.take()) == [b"0", b"1", b"2", b"3", b"4"]
+    assert seqs == [1, 2, 3, 4, 5]
+    assert payloads(subscription.take()) == [b"0", b"1", b"2", b"3", b"4"]
     assert env.manager.metrics.get("message_log_flushes", "success") == 1
 
 
-def test_many_publishers_at_once(env: ChannelEnv) -> None:
+def test_concurrent_publishers_get_consecutive_seqs_in_one_order(env: ChannelEnv) -> None:
     """Method: eight threads on one channel; every subscriber sees the same order, seqs without a gap."""
     users = [f"u{number}@host" for number in range(8)]
     for user in users:
         env.channel(user).join(persist=True)
-    heard = [env.channel(user).subscribe() for user in users[:2]]
+    subscription = [env.channel(user).subscribe() for user in users[:2]]
     start, seqs = Barrier(8), list[int]()
 
     def publish(user: str) -> None:
-        room = env.channel(user)
+        channel = env.channel(user)
         start.wait()
         for number in range(25):
-            seqs.append(room.publish(b"%s %d" % (user.encode(), number)).seq)
+            seqs.append(channel.publish(b"%s %d" % (user.encode(), number)).seq)
 
     threads = [Thread(target=publish, args=(user,)) for user in users]
     for thread in threads:
@@ -125,12 +125,12 @@ def test_many_publishers_at_once(env: ChannelEnv) -> None:
     for thread in threads:
         thread.join()
     assert sorted(seqs) == list(range(1, 201))
-    first, second = (subscription.take() for subscription in heard)
+    first, second = (subscription.take() for subscription in subscription)
     assert first == second
     assert [event.seq for event in first if isinstance(event, Message)] == list(range(1, 201))
 
 
-def test_a_slow_receiver_is_cut_off_with_an_event_and_nobody_else_notices(env: ChannelEnv) -> None:
+def test_a_slow_subscription_ends_with_an_event_and_others_are_unaffected(env: ChannelEnv) -> None:
     ann, bob, cid = env.channel(ANN), env.channel(BOB), env.channel(CID)
     for each in (ann, bob, cid):
         each.join()
@@ -138,15 +138,15 @@ def test_a_slow_receiver_is_cut_off_with_an_event_and_nobody_else_notices(env: C
     for number in range(4):
         ann.publish(b"%d" % number)
     assert slow.closed
-    assert said(quick.take()) == [b"0", b"1", b"2", b"3"]
+    assert payloads(quick.take()) == [b"0", b"1", b"2", b"3"]
     found = slow.take()
-    assert said(found) == [b"0", b"1"]
+    assert payloads(found) == [b"0", b"1"]
     assert found[-1] == SubscriptionEnded("!room@host", "slow", 2)
     assert env.manager.metrics.get("outbound_queue_full", "slow") == 1
     assert ann.publish(b"4").receivers == 1
 
 
-def test_a_receiver_is_woken_once_per_nap_and_one_that_raises_is_cut_off(env: ChannelEnv) -> None:
+def test_an_idle_subscriber_is_woken_once_and_ends_if_wake_raises(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join()
     bob.join()
@@ -167,25 +167,25 @@ def test_a_receiver_is_woken_once_per_nap_and_one_that_raises_is_cut_off(env: Ch
     assert woken == [1, 1]
 
 
-def test_a_subscriber_without_a_loop_waits(env: ChannelEnv) -> None:
+def test_wait_blocks_until_an_event(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join()
     bob.join()
-    heard = bob.subscribe()
-    assert heard.wait(timeout=0.001) == []
+    subscription = bob.subscribe()
+    assert subscription.wait(timeout=0.001) == []
     thread = Thread(target=lambda: ann.publish(b"hello"))
     thread.start()
-    assert said(heard.wait(timeout=30)) == [b"hello"]
+    assert payloads(subscription.wait(timeout=30)) == [b"hello"]
     thread.join()
     bob.leave()
-    assert [type(event) for event in heard] == [SubscriptionEnded]
-    assert heard.wait(timeout=30) == []
+    assert [type(event) for event in subscription] == [SubscriptionEnded]
+    assert subscription.wait(timeout=30) == []
 
 
-def test_what_happens_to_a_channel_is_told_to_its_members(env: ChannelEnv) -> None:
+def test_members_receive_presence_events(env: ChannelEnv) -> None:
     ann, bob, cid = env.channel(ANN), env.channel(BOB), env.channel(CID)
     ann.join()
-    heard = ann.subscribe()
+    subscription = ann.subscribe()
     bob.join()
     cid.join()
     theirs = cid.subscribe()
@@ -200,7 +200,7 @@ def test_what_happens_to_a_channel_is_told_to_its_members(env: ChannelEnv) -> No
         ("left", ANN, True),
         ("joined", CID, True),
     ]
-    mine = heard.take()
+    mine = subscription.take()
     assert [event.user for event in mine if isinstance(event, Presence)] == [BOB, CID], "not what it did itself"
     assert mine[-1] == SubscriptionEnded("!room@host", "left", 0)
     other = env.channel(CID)
@@ -213,20 +213,20 @@ def test_what_happens_to_a_channel_is_told_to_its_members(env: ChannelEnv) -> No
         other.publish(b"?")
 
 
-def test_the_read_list_filters_messages_and_not_events(env: ChannelEnv) -> None:
+def test_the_read_list_filters_messages_but_not_presence_events(env: ChannelEnv) -> None:
     ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=True)
     bob.join()
-    heard = bob.subscribe()
+    subscription = bob.subscribe()
     ann.allow("read", ANN)
     assert ann.publish(b"secret").receivers == 0
     env.channel(CID).join()
-    assert [type(event) for event in heard.take()] == [Presence]
+    assert [type(event) for event in subscription.take()] == [Presence]
     with pytest.raises(Forbidden):
         bob.history()
     ann.disallow("read", ANN)
     ann.publish(b"open")
-    assert said(heard.take()) == [b"open"]
+    assert payloads(subscription.take()) == [b"open"]
 
 
 def test_history_by_seq_newest_and_time(env: ChannelEnv) -> None:
@@ -252,7 +252,7 @@ def test_history_by_seq_newest_and_time(env: ChannelEnv) -> None:
     assert ann.bounds() == (1, 10)
 
 
-def test_one_answer_is_bounded(env: ChannelEnv) -> None:
+def test_a_history_page_is_bounded(env: ChannelEnv) -> None:
     ann = env.channel(ANN)
     ann.join(persist=True)
     ann.publish_many([b"x"] * 150)
@@ -262,7 +262,7 @@ def test_one_answer_is_bounded(env: ChannelEnv) -> None:
     assert len(ann.history(newest=500).messages) == 100
 
 
-def test_only_so_many_messages_are_kept(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_persist_messages_limits_the_history(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     """G147: whole sealed segments outside the window go, and the first seq is the oldest file's name."""
     monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
     ann = env.channel(ANN)
@@ -279,7 +279,7 @@ def test_only_so_many_messages_are_kept(env: ChannelEnv, monkeypatch: pytest.Mon
     assert env.channel(ANN).bounds() == (first, 40)
 
 
-def test_what_a_power_cut_takes_has_pushed_nothing_out(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_lost_to_a_power_cut_have_not_evicted_others(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
     ann = env.channel(ANN)
     ann.join(persist=True, max_persist_messages=4)
@@ -296,7 +296,7 @@ def _directories(env: ChannelEnv) -> list[str]:
     return [f"data/channels/{name}" for name in env.disk.list_dir("data/channels")]
 
 
-def test_seqs_go_on_over_restarts_and_over_persistence(env: ChannelEnv) -> None:
+def test_seqs_continue_across_restarts_and_changes_of_persist(env: ChannelEnv) -> None:
     ann = env.channel(ANN)
     ann.join()
     assert ann.publish(b"1").seq == 1
@@ -315,7 +315,7 @@ def test_seqs_go_on_over_restarts_and_over_persistence(env: ChannelEnv) -> None:
     assert env.channel(ANN).bounds() == (6, 6)
 
 
-def test_time_does_not_go_back_with_the_clock(env: ChannelEnv) -> None:
+def test_message_times_do_not_go_back_with_the_clock(env: ChannelEnv) -> None:
     for persist in (True, False):
         ann = env.channel(ANN, f"!p{persist}@host")
         ann.join(persist=persist)
@@ -324,7 +324,7 @@ def test_time_does_not_go_back_with_the_clock(env: ChannelEnv) -> None:
         assert ann.publish(b"then").ts_ms == first
 
 
-def test_a_hook_validates_and_rewrites(env: ChannelEnv) -> None:
+def test_a_hook_validates_and_replaces_payloads(env: ChannelEnv) -> None:
     def hook(asked: Any) -> object:
         if asked.payload == b"bad":
             return False
@@ -342,7 +342,7 @@ def test_a_hook_validates_and_rewrites(env: ChannelEnv) -> None:
     for payload, error in ((b"bad", Rejected), (b"broken", HookFailed), (b"odd", HookFailed)):
         with pytest.raises(error):
             ann.publish(payload)
-    assert said(list(ann.history().messages)) == [b"QUIET", b"fine"]
+    assert payloads(list(ann.history().messages)) == [b"QUIET", b"fine"]
     counts = {name: env.manager.metrics.get("hook_payloads", name) for name in ("valid", "valid_altered", "invalid")}
     assert counts == {"valid": 1, "valid_altered": 1, "invalid": 1}
     with pytest.raises(NotMember):
@@ -360,9 +360,7 @@ def test_a_hook_validates_and_rewrites(env: ChannelEnv) -> None:
         ({"first": 1, "newest": 2}, BadInput),
     ],
 )
-def test_a_history_that_makes_no_sense_is_refused(
-    env: ChannelEnv, asked: dict[str, Any], error: type[Exception]
-) -> None:
+def test_invalid_history_ranges_are_refused(env: ChannelEnv, asked: dict[str, Any], error: type[Exception]) -> None:
     env.channel().join(persist=True)
     with pytest.raises(error):
         env.channel().history(**asked)
@@ -396,7 +394,7 @@ def test_bad_publishes_are_refused_and_use_no_seq(env: ChannelEnv) -> None:
     assert ann.publish(b"1234").seq == 1
 
 
-def test_a_channel_that_keeps_nothing_has_no_history(env: ChannelEnv) -> None:
+def test_a_channel_without_persist_has_no_history(env: ChannelEnv) -> None:
     env.channel().join()
     with pytest.raises(NotPersistent):
         env.channel().history()

@@ -18,7 +18,7 @@ LIMITS = ChannelLimits()
     "name",
     ["!room@host", "!a/b/c@example.org", "!A.b_c-1@localhost:8080", "!r@[::1]", "!r@127.0.0.1", f"!{'x' * 256}@h"],
 )
-def test_a_channel_is_named_so(name: str) -> None:
+def test_valid_channel_names(name: str) -> None:
     assert rules.check_channel(name) == name
 
 
@@ -28,13 +28,13 @@ def test_a_channel_is_named_so(name: str) -> None:
        f"!{'x' * 257}@host", "!room@host@other", "!room\n@host", "!../x@host\0", None, 7, b"!room@host",
        f"!r@{'a' * 254}", "!\ud800@host"]],
 )  # fmt: skip
-def test_a_channel_is_not_named_so(name: Any) -> None:
+def test_invalid_channel_names(name: Any) -> None:
     with pytest.raises(BadInput):
         rules.check_channel(name)
 
 
 @pytest.mark.parametrize("name", ["ann@host", "ann.b_c-1@example.org", "änn@host", "用户@host"])
-def test_a_user_is_named_so(name: str) -> None:
+def test_valid_user_names(name: str) -> None:
     assert rules.check_user(name) == name
     assert rules.check_entry(name) == name
 
@@ -55,7 +55,7 @@ def test_a_user_is_named_so(name: str) -> None:
         3,
     ],
 )
-def test_a_user_is_not_named_so(name: Any) -> None:
+def test_invalid_user_names(name: Any) -> None:
     with pytest.raises(BadInput):
         rules.check_user(name)
 
@@ -74,11 +74,11 @@ def test_a_user_is_not_named_so(name: Any) -> None:
         (("sub.host",), "ann@host", False),
     ],
 )
-def test_a_list_lets_whom_it_lets(listed: tuple[str, ...], user: str, allowed: bool) -> None:
+def test_access_lists_allow_users_and_domains(listed: tuple[str, ...], user: str, allowed: bool) -> None:
     assert rules.is_allowed(tuple(sorted(listed)), user) is allowed
 
 
-def test_a_list_changes_as_a_set_and_stays_sorted() -> None:
+def test_access_lists_are_sorted_sets() -> None:
     listed = rules.update_entries((), add=["b@h", "a@h", "b@h"])
     assert listed == ("a@h", "b@h")
     assert rules.update_entries(listed, remove=["a@h", "z@h"], add=["c.org"]) == ("b@h", "c.org")
@@ -98,7 +98,7 @@ def test_the_first_member_owns_and_members_are_sorted() -> None:
     assert (meta.owner, meta.members) == ("m@h", ("a@h", "m@h", "z@h"))
 
 
-def test_the_next_by_name_is_promoted() -> None:
+def test_the_next_member_by_name_becomes_the_owner() -> None:
     done = rules.remove_member(of("m@h", "z@h", "b@h"), "m@h")
     assert done.meta is not None
     assert (done.meta.owner, done.promoted, done.meta.members) == ("b@h", "b@h", ("b@h", "z@h"))
@@ -107,13 +107,13 @@ def test_the_next_by_name_is_promoted() -> None:
     assert (other.meta.owner, other.promoted) == ("m@h", None)
 
 
-def test_the_last_one_ends_it_and_so_does_a_fifo_owner() -> None:
+def test_the_last_member_or_a_fifo_owner_that_leaves_ends_the_channel() -> None:
     assert rules.remove_member(of("m@h"), "m@h").meta is None
     assert rules.remove_member(of("m@h", "z@h", type="fifo", persist=True), "m@h").meta is None
     assert rules.remove_member(of("m@h", "z@h", type="fifo", persist=True), "z@h").meta is not None
 
 
-def test_nobody_joins_twice_or_past_the_limit_or_past_the_list() -> None:
+def test_a_join_is_refused_twice_above_the_limit_and_by_the_list() -> None:
     meta = of("a@h", "b@h", max_clients=2)
     with pytest.raises(AlreadyMember):
         rules.add_member(meta, "a@h")
@@ -132,7 +132,7 @@ def test_the_owner_is_not_exempt_from_a_list() -> None:
     rules.check_may_publish(meta, "b@h")
 
 
-def test_a_list_has_no_more_users_than_the_channel_members() -> None:
+def test_an_access_list_has_at_most_max_clients_users() -> None:
     meta = of("a@h", max_clients=2)
     assert rules.change_acl(meta, "read", add=["x@h", "y@h", "dom.org", "two.org"]).acl.read[0] == "dom.org"
     with pytest.raises(Forbidden):
@@ -163,14 +163,14 @@ def test_a_setting_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
         rules.change_config(of("a@h"), changes, LIMITS)
 
 
-def test_a_fifo_channel_stays_one() -> None:
+def test_a_fifo_channel_cannot_change_its_type() -> None:
     meta = of("a@h", persist=True, type="fifo")
     for changes in ({"type": "pubsub"}, {"persist": False}):
         with pytest.raises(BadInput):
             rules.change_config(meta, changes, LIMITS)
 
 
-def test_nothing_persists_without_authentication() -> None:
+def test_persist_needs_authentication() -> None:
     with pytest.raises(Forbidden):
         rules.change_config(of("a@h"), {"persist": True}, ChannelLimits(auth=False))
 
@@ -191,12 +191,12 @@ def test_pages_are_counted_from_1_and_bounded() -> None:
 @pytest.mark.parametrize(
     "limit", [{"clients_max": 0}, {"shards": 0}, {"persist_messages_max": -1}, {"segment_bytes": 10}]
 )
-def test_limits_that_cannot_be_are_refused(limit: dict[str, int]) -> None:
+def test_invalid_limits_are_refused(limit: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         ChannelLimits(**limit)  # type: ignore[arg-type]
 
 
-def test_limits_are_announced() -> None:
-    told = LIMITS.to_dict()
-    assert told["payload_bytes_max"] == 64 << 10
-    assert told["auth"] is True
+def test_limits_are_shown_to_clients() -> None:
+    shown = LIMITS.to_dict()
+    assert shown["payload_bytes_max"] == 64 << 10
+    assert shown["auth"] is True

@@ -109,7 +109,7 @@ def test_a_newer_version_is_refused(store: ChannelStore) -> None:
         store.load(NAME)
 
 
-def test_metadata_of_another_channel_is_not_believed(store: ChannelStore) -> None:
+def test_metadata_of_another_channel_is_corrupt(store: ChannelStore) -> None:
     store.save(META, None)
     other = directory_name("!other@host")
     sim(store).write_file(
@@ -124,7 +124,9 @@ def test_a_temporary_file_is_never_loaded(store: ChannelStore) -> None:
     assert store.list_channels(sweep=True).live == []
 
 
-def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sweep_removes_only_remains_of_deleted_channels(
+    store: ChannelStore, caplog: pytest.LogCaptureFixture
+) -> None:
     store.save(META, None)
     stale, marked, strange = ("a" * 64, "b" * 64, "c" * 64)
     disk = sim(store)
@@ -145,13 +147,13 @@ def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, ca
     assert store.list_channels(sweep=False).live == [NAME]
 
 
-def test_a_reader_sweeps_nothing(store: ChannelStore) -> None:
+def test_a_read_only_listing_removes_nothing(store: ChannelStore) -> None:
     sim(store).write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"messages")
     assert store.list_channels(sweep=False) == ([], [], [])
     assert sim(store).list_dir("data/channels") == ["a" * 64]
 
 
-def test_a_channel_that_cannot_be_read_is_not_written_over(store: ChannelStore) -> None:
+def test_an_unreadable_channel_is_not_overwritten(store: ChannelStore) -> None:
     sim(store).write_file(f"data/channels/{NAME}/metadata.bin", b"damaged")
     with pytest.raises(Damaged, match="could not be read"):
         store.save(META, None)
@@ -176,7 +178,7 @@ def test_a_failed_save_leaves_the_old_metadata(store: ChannelStore, call: str) -
     assert store._metrics.get("store_saves", "write_failed") == 1
 
 
-def test_what_a_failing_disk_left_undecided_is_settled_later(store: ChannelStore) -> None:
+def test_an_undecided_save_is_reconciled_later(store: ChannelStore) -> None:
     store.save(META, None)
     sim(store).fail("sync_dir", path=NAME, times=None)
     with pytest.raises(WriteFailed):
@@ -195,7 +197,7 @@ def test_unsorted_members_are_corrupt() -> None:
 
 
 @pytest.mark.parametrize("next_seq", [1, 2, (1 << 63) - 1])
-def test_a_cursor_reads_as_it_was_written_and_not_one_bit_otherwise(next_seq: int) -> None:
+def test_a_cursor_with_a_flipped_bit_is_not_decoded(next_seq: int) -> None:
     made = layout.encode_cursor(next_seq)
     assert layout.decode_cursor(made) == next_seq
     assert layout.decode_cursor(made[:-1]) is None

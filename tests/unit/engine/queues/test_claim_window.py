@@ -27,11 +27,11 @@ from tidelog.testing import ManualClock
         (2, [1, 1, 1], [1, 1, 0]),
     ],
 )
-def test_a_share_is_what_is_left_when_all_have_taken_turns(available: int, wants: list[int], shares: list[int]) -> None:
+def test_divide_jobs_shares_evenly_up_to_each_maximum(available: int, wants: list[int], shares: list[int]) -> None:
     assert [len(share) for share in divide_jobs(available, wants)] == shares
 
 
-def test_shares_are_dealt_one_at_a_time_whatever_the_numbers() -> None:
+def test_divide_jobs_deals_one_job_at_a_time() -> None:
     random = Random(7)
     for _ in range(300):
         available, wants = random.randrange(40), [random.randrange(9) for _ in range(random.randrange(1, 7))]
@@ -44,14 +44,14 @@ def test_shares_are_dealt_one_at_a_time_whatever_the_numbers() -> None:
         assert divide_jobs(available, wants) == dealt, (available, wants)
 
 
-def test_the_first_opens_the_window_and_the_last_to_leave_closes_it() -> None:
+def test_the_first_claimer_opens_the_window_and_the_last_to_leave_closes_it() -> None:
     cohort: ClaimWindow[str] = ClaimWindow(100)
     assert [cohort.due_ms] == [None]
     cohort.join(1_000, "first", ClaimRequest("a", 1))
     cohort.join(1_050, "second", ClaimRequest("b", 2))
     assert cohort.due_ms == 1_100
     cohort.leave("first")
-    assert cohort.due_ms == 1_100, "whoever leaves strands nobody"
+    assert cohort.due_ms == 1_100, "a claimer that leaves does not block the others"
     assert cohort.close() == [("second", ClaimRequest("b", 2))]
     assert [cohort.due_ms] == [None]
     cohort.join(2_000, "third", ClaimRequest("c", 1))
@@ -74,9 +74,9 @@ def test_threads_that_claim_within_the_window_share_fairly() -> None:
     threads = [Thread(target=claim, args=(node,), daemon=True) for node in "abcd"]
     for thread in threads:
         thread.start()
-    gate = jobs._state.claim_window
-    assert gate is not None
-    _until(lambda: len(gate._window) == 4)
+    window = jobs._state.claim_window
+    assert window is not None
+    _until(lambda: len(window._window) == 4)
     assert got == {}, "the window is open by the clock, which stands still"
     world.clock.tick(20)
     for thread in threads:
@@ -101,7 +101,7 @@ def _refuse(_: object) -> float | None:
     raise _Refuses
 
 
-def test_whoever_gives_up_leaves_and_what_it_was_given_goes_back() -> None:
+def test_jobs_of_a_claimer_that_left_are_returned() -> None:
     clock = ManualClock()
     served: list[list[str]] = []
     returned: list[str] = []
@@ -111,37 +111,37 @@ def test_whoever_gives_up_leaves_and_what_it_was_given_goes_back() -> None:
         served.append([want.node for want in wants])  # type: ignore[attr-defined]
         return [leased] * len(served[-1])
 
-    gate = BlockingClaimWindow(clock, serve, lambda want, _: returned.append(want.node))
+    window = BlockingClaimWindow(clock, serve, lambda want, _: returned.append(want.node))
     answers: list[ClaimResult] = []
-    with running(lambda: answers.append(gate.claim(ClaimRequest("stays", 1), 10))):
-        _until(lambda: len(gate._window) == 1)
-        real = gate._left_s
-        gate._left_s = _refuse  # type: ignore[method-assign,assignment]
+    with running(lambda: answers.append(window.claim(ClaimRequest("stays", 1), 10))):
+        _until(lambda: len(window._window) == 1)
+        real = window._left_s
+        window._left_s = _refuse  # type: ignore[method-assign,assignment]
         with pytest.raises(_Refuses):
-            gate.claim(ClaimRequest("leaves", 1), 10)
-        gate._left_s = real  # type: ignore[method-assign]
+            window.claim(ClaimRequest("leaves", 1), 10)
+        window._left_s = real  # type: ignore[method-assign]
         clock.tick(10)
     assert served == [["stays"]]
     assert answers == [leased]
     assert returned == []
 
 
-def test_what_goes_wrong_in_a_pass_is_told_to_all_of_its_claimers() -> None:
+def test_an_error_of_a_round_is_raised_in_all_its_claimers() -> None:
     clock = ManualClock()
 
     def serve(_: object) -> list[ClaimResult]:
         raise Closed("gone")
 
-    gate = BlockingClaimWindow(clock, serve, lambda *_: None)
+    window = BlockingClaimWindow(clock, serve, lambda *_: None)
     failed: list[str] = []
 
     def claim() -> None:
         try:
-            gate.claim(ClaimRequest("a", 1), 10)
+            window.claim(ClaimRequest("a", 1), 10)
         except Closed as error:
             failed.append(str(error))
 
     with running(claim, claim):
-        _until(lambda: len(gate._window) == 2)
+        _until(lambda: len(window._window) == 2)
         clock.tick(10)
     assert failed == ["gone"] * 2

@@ -43,7 +43,7 @@ def test_a_claim_leases_the_first_jobs(harness: EngineHarness, durability: str) 
     assert [job.lease_token for job in jobs] == ["lease_1", "lease_2"]
 
 
-def test_what_is_held_is_given_to_nobody_else(harness: EngineHarness) -> None:
+def test_a_leased_job_is_not_claimable(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
     assert seqs(jobs.claim("a", 2)) == [1, 2]
     assert seqs(jobs.claim("b", 10)) == [3]
@@ -51,7 +51,7 @@ def test_what_is_held_is_given_to_nobody_else(harness: EngineHarness) -> None:
     assert jobs.counts() == (0, 3, 0)
 
 
-def test_a_lease_ends_behind_its_deadline_and_not_at_it(harness: EngineHarness) -> None:
+def test_a_lease_ends_after_its_deadline_and_not_at_it(harness: EngineHarness) -> None:
     jobs = queue(harness, 1)
     jobs.claim("a")
     harness.clock.tick(1_000)
@@ -63,7 +63,7 @@ def test_a_lease_ends_behind_its_deadline_and_not_at_it(harness: EngineHarness) 
     assert (again.seq, again.deliveries, again.lease_id) == (1, 2, 2)
 
 
-def test_what_comes_back_goes_before_what_is_fresh_lowest_first(harness: EngineHarness) -> None:
+def test_returned_jobs_are_claimed_before_fresh_ones_lowest_first(harness: EngineHarness) -> None:
     jobs = queue(harness, 6)
     held = jobs.claim("a", 4)
     jobs.nack("a", [held[3], held[1]])
@@ -71,16 +71,16 @@ def test_what_comes_back_goes_before_what_is_fresh_lowest_first(harness: EngineH
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 1_000), (5_000, 5_000), (1, 100), (1 << 60, 86_400_000)])
-def test_a_claim_says_how_long_it_wants_to_hold(harness: EngineHarness, asked: int | None, given: int) -> None:
+def test_a_claim_sets_its_lease_time_within_bounds(harness: EngineHarness, asked: int | None, given: int) -> None:
     (job,) = queue(harness, 1).claim("a", lease_ms=asked)
     assert job.deadline_ms == harness.clock.now_us() // 1000 + given
 
 
-def test_a_pass_gives_at_most_a_thousand_to_one(harness: EngineHarness) -> None:
+def test_a_round_grants_at_most_a_thousand_jobs_to_a_claimer(harness: EngineHarness) -> None:
     assert len(queue(harness, 1_200).claim("a", 5_000)) == 1_000
 
 
-def test_a_cohort_shares_one_at_a_time_in_its_order(harness: EngineHarness) -> None:
+def test_claimers_of_one_round_share_in_order_of_arrival(harness: EngineHarness) -> None:
     jobs = queue(harness, 9)
     first, second = operations_of(jobs).claim_for_all([ClaimRequest("a", 2, 500), ClaimRequest("b", 100)])
     assert (first.seqs, second.seqs) == ([1, 3], [2, 4, 5, 6, 7, 8, 9])
@@ -91,7 +91,7 @@ def test_a_cohort_shares_one_at_a_time_in_its_order(harness: EngineHarness) -> N
     assert [job.data["n"] for job in second.jobs()] == second.seqs
 
 
-def test_jobs_as_text_are_the_objects_of_the_contract(harness: EngineHarness) -> None:
+def test_jobs_as_json_match_the_api_contract(harness: EngineHarness) -> None:
     jobs = queue(harness)
     jobs.put([{"a": "ä"}, b"\x00\xff"], tag=["t", None], meta=[None, {"k": 1}], node="origin")
     now_ms = harness.clock.now_us() // 1000
@@ -129,7 +129,7 @@ def test_a_lease_id_is_shown_in_lower_hex() -> None:
 @pytest.mark.parametrize(
     "text", ["lease_", "lease", "abc", "lease_g", "lease_ 1", "lease_-1", "Lease_1", "lease_" + "f" * 17]
 )
-def test_what_is_no_lease_token_is_refused(text: str) -> None:
+def test_invalid_lease_tokens_are_refused(text: str) -> None:
     with pytest.raises(BadInput):
         parse_lease_token(text)
 
@@ -147,7 +147,7 @@ def test_an_ack_deletes_the_job(harness: EngineHarness, durability: str) -> None
     assert seqs(jobs.claim("w", 10)) == [3], "what was acked never comes back"
 
 
-def test_whoever_does_not_hold_a_job_is_skipped_in_the_order_it_asked(harness: EngineHarness) -> None:
+def test_jobs_of_other_nodes_are_skipped_in_the_order_given(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
     jobs.claim("a", 2)
     assert jobs.ack("b", [1, 99]) == (0, [1, 99], 1, 2)
@@ -168,20 +168,20 @@ def test_a_lease_id_that_is_not_the_current_one_is_skipped(harness: EngineHarnes
     assert getattr(jobs, verb)("a", [1], [new.lease_id], **more).count == 1
 
 
-def test_an_expired_lease_is_skipped_even_if_nobody_claimed_again(harness: EngineHarness) -> None:
+def test_an_expired_lease_is_skipped_before_the_next_claim(harness: EngineHarness) -> None:
     jobs = queue(harness, 1)
     held = jobs.claim("a")
     harness.clock.tick(1_001)
     assert jobs.ack("a", held) == (0, [1], 1, 0)
 
 
-def test_a_nack_gives_the_job_back_at_once(harness: EngineHarness) -> None:
+def test_a_nacked_job_is_claimable_at_once(harness: EngineHarness) -> None:
     jobs = queue(harness, 1)
     assert jobs.nack("a", jobs.claim("a")) == (1, [], 1, 0)
     assert jobs.claim("b")[0].deliveries == 2
 
 
-def test_a_delayed_nack_is_in_neither_count_until_its_time(harness: EngineHarness) -> None:
+def test_a_delayed_nack_is_in_neither_count_until_it_is_due(harness: EngineHarness) -> None:
     jobs = queue(harness, 1)
     assert jobs.nack("a", jobs.claim("a"), delay_ms=300) == (1, [], 0, 0)
     assert jobs.next_due_ms() == harness.clock.now_us() // 1000 + 300
@@ -211,7 +211,7 @@ def test_an_extension_may_shorten(harness: EngineHarness) -> None:
     assert seqs(jobs.claim("b")) == [1]
 
 
-def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(harness: EngineHarness) -> None:
+def test_release_connection_ends_only_its_own_leases(harness: EngineHarness) -> None:
     jobs = queue(harness, 4)
     here, there = object(), object()
     jobs.claim("w", 1)
@@ -230,7 +230,7 @@ def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(harness: Engin
 # Time -----------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_jumps_back_makes_leases_longer_and_breaks_nothing(harness: EngineHarness) -> None:
+def test_a_clock_that_jumps_back_only_prolongs_leases(harness: EngineHarness) -> None:
     jobs = queue(harness, 2)
     jobs.claim("a", 1)
     harness.clock.set_us(harness.clock.now_us() - 3_600_000_000)
@@ -244,7 +244,7 @@ def test_a_clock_that_jumps_back_makes_leases_longer_and_breaks_nothing(harness:
 # What else happens to a topic -----------------------------------------------------------------------------
 
 
-def test_deleted_jobs_are_in_no_count_and_never_handed_out(harness: EngineHarness) -> None:
+def test_deleted_jobs_are_not_counted_and_not_claimable(harness: EngineHarness) -> None:
     jobs = queue(harness, 6)
     held = jobs.claim("a", 2)
     jobs.nack("a", held[0], delay_ms=500)
@@ -255,7 +255,7 @@ def test_deleted_jobs_are_in_no_count_and_never_handed_out(harness: EngineHarnes
     assert jobs.next_due_ms() == harness.clock.now_us() // 1000 + 1_001
 
 
-def test_jobs_lost_to_a_cap_or_to_age_are_gone_for_the_queue_too(harness: EngineHarness) -> None:
+def test_jobs_removed_by_retention_leave_the_queue(harness: EngineHarness) -> None:
     jobs = queue(harness, 4, cap_records=4, ttl_ms=10_000)
     jobs.claim("a", 2, 60_000)
     harness.clock.tick(1)
@@ -266,14 +266,14 @@ def test_jobs_lost_to_a_cap_or_to_age_are_gone_for_the_queue_too(harness: Engine
     assert seqs(jobs.claim("b", 10)) == [5, 6]
 
 
-def test_long_runs_of_dead_jobs_are_passed_over(harness: EngineHarness) -> None:
+def test_a_claim_skips_long_runs_of_deleted_jobs(harness: EngineHarness) -> None:
     jobs = queue(harness, 3_000)
     jobs.topic.delete(seqs=[seq for seq in range(1, 3_001) if seq not in (5, 2_999)])
     assert seqs(jobs.claim("a", 1)) == [5]
     assert seqs(jobs.claim("a", 10)) == [2_999]
 
 
-def test_jobs_are_read_wherever_they_lie(harness: EngineHarness) -> None:
+def test_jobs_are_read_from_memory_and_segments(harness: EngineHarness) -> None:
     harness = EngineHarness(segment_events_max=4)
     jobs = queue(harness, 10)
     harness.log.checkpoint()
@@ -290,7 +290,7 @@ def test_reads_and_counts_do_not_touch_leases(harness: EngineHarness) -> None:
     assert jobs.counts() == (1, 1, 0)
 
 
-def test_listeners_hear_of_everything_that_may_bring_a_job(harness: EngineHarness) -> None:
+def test_listeners_are_notified_when_a_job_may_be_claimable(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
     rung: list[int] = []
     wake = lambda: rung.append(1)  # noqa: E731
@@ -313,7 +313,7 @@ def test_listeners_hear_of_everything_that_may_bring_a_job(harness: EngineHarnes
     assert not rings(lambda: jobs.put("y"))
 
 
-def test_a_claim_that_ends_leases_of_others_wakes_listeners(harness: EngineHarness) -> None:
+def test_a_claim_that_expires_leases_notifies_listeners(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
     jobs.claim("a", 2)
     rung: list[int] = []
@@ -323,7 +323,7 @@ def test_a_claim_that_ends_leases_of_others_wakes_listeners(harness: EngineHarne
     assert rung, "job 2 became claimable, and a waiting worker has to hear of it"
 
 
-def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() -> None:
+def test_a_claim_skips_unreadable_jobs_and_raises_if_none_is_readable() -> None:
     harness = EngineHarness(segment_events_max=2)
     jobs = queue(harness, 2)
     harness.log.checkpoint()
@@ -340,20 +340,20 @@ def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() ->
     assert seqs(jobs.claim("c", 2)) == [3, 4]
 
 
-def test_a_pass_is_quick_while_it_needs_memory_alone(harness: EngineHarness) -> None:
+def test_a_claim_does_not_block_while_it_uses_memory_only(harness: EngineHarness) -> None:
     jobs = queue(harness, 3)
     assert not operations_of(jobs).can_claim_without_blocking(1), "lease ids are put on record first"
     jobs.claim("a", 1)
     assert operations_of(jobs).can_claim_without_blocking(1)
     assert not operations_of(jobs).can_claim_without_blocking(1 << 20)
     harness.log.checkpoint()
-    assert not operations_of(jobs).can_claim_without_blocking(1), "the next job lies in a file"
+    assert not operations_of(jobs).can_claim_without_blocking(1), "the next job is in a file"
     durable = harness.log.queue("durable", leases_durable=True)
     durable.put("x")
     assert not operations_of(durable).can_claim_without_blocking(1)
 
 
-def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(harness: EngineHarness) -> None:
+def test_a_claim_that_may_move_dead_letters_can_block(harness: EngineHarness) -> None:
     """Only a job that was delivered before can be moved; fresh ones need memory alone."""
     jobs = harness.log.queue("dying", durability="ephemeral", max_deliveries=2, dead_letter="dead")
     jobs.put([1, 2])
@@ -366,7 +366,7 @@ def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(harness: Engin
     assert operations_of(jobs).can_claim_without_blocking(1)
 
 
-# Doors ----------------------------------------------------------------------------------------------------
+# Handles --------------------------------------------------------------------------------------------------
 
 
 def test_a_log_is_not_a_queue(harness: EngineHarness) -> None:
@@ -379,7 +379,7 @@ def test_a_log_is_not_a_queue(harness: EngineHarness) -> None:
         harness.log.topic("log", type="queue")
 
 
-def test_a_queue_is_made_once_and_configured_later(harness: EngineHarness) -> None:
+def test_a_queue_is_created_once_and_configured_later(harness: EngineHarness) -> None:
     with pytest.raises(TopicNotFound):
         harness.log.queue("jobs", create=False)
     first = queue(harness, 2)
@@ -407,7 +407,7 @@ def test_a_queue_is_made_once_and_configured_later(harness: EngineHarness) -> No
         lambda jobs: jobs.put(["x"], meta=[{}, {}], priority=1),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(harness: EngineHarness, call: Any) -> None:
+def test_invalid_arguments_are_refused_and_change_nothing(harness: EngineHarness, call: Any) -> None:
     jobs = queue(harness, 2)
     jobs.claim("a", 1)
     with pytest.raises(BadInput):
@@ -424,7 +424,7 @@ def test_a_reader_can_count_and_not_claim(harness: EngineHarness) -> None:
         jobs.claim("a")
 
 
-def test_a_queue_that_is_gone_says_so(harness: EngineHarness) -> None:
+def test_a_dropped_queue_raises(harness: EngineHarness) -> None:
     jobs = queue(harness, 1)
     held = jobs.claim("a")
     harness.log.drop("jobs")

@@ -27,7 +27,7 @@ def dead(world: EngineHarness) -> list[Record]:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_job_that_was_delivered_too_often_goes_to_another_topic(durability: str) -> None:
+def test_a_job_delivered_too_often_moves_to_the_dead_letter_topic(durability: str) -> None:
     world = EngineHarness()
     jobs = queue(world, durability=durability)
     jobs.put([{"n": 1}, b"\x00"], tag=["t", None], node=["origin", None], meta=[{"k": 1}, None])
@@ -48,7 +48,7 @@ def test_a_job_that_was_delivered_too_often_goes_to_another_topic(durability: st
     assert world.log.topic("dead").config.type == "log"
 
 
-def test_the_pass_goes_on_with_the_next_job() -> None:
+def test_a_claim_continues_after_a_dead_letter() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put("bad")
@@ -58,7 +58,7 @@ def test_the_pass_goes_on_with_the_next_job() -> None:
     assert len(dead(world)) == 1
 
 
-def test_a_claim_gets_no_more_than_it_asked_for_after_jobs_that_went_to_the_dead() -> None:
+def test_dead_letters_do_not_count_against_the_claim() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(["bad", "bad"])
@@ -69,7 +69,7 @@ def test_a_claim_gets_no_more_than_it_asked_for_after_jobs_that_went_to_the_dead
 
 
 @pytest.mark.parametrize("config", [{"dead_letter": None}, {"max_deliveries": 0}])
-def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict[str, Any]) -> None:
+def test_without_dead_letter_settings_a_job_is_delivered_without_limit(config: dict[str, Any]) -> None:
     world = EngineHarness()
     jobs = queue(world, **config)
     jobs.put("x")
@@ -78,7 +78,7 @@ def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict
     assert jobs.counts().dead_lettered == 0
 
 
-def test_where_the_other_topic_has_no_room_the_job_comes_back_and_nothing_is_counted() -> None:
+def test_a_full_dead_letter_topic_leaves_the_job_claimable_and_uncounted() -> None:
     world = EngineHarness()
     world.log.topic("dead", cap_records=1, discard="reject")
     jobs = queue(world)
@@ -92,7 +92,7 @@ def test_where_the_other_topic_has_no_room_the_job_comes_back_and_nothing_is_cou
     assert jobs.counts() == (1, 0, 2)
 
 
-def test_the_quota_holds_for_dead_letters_too() -> None:
+def test_dead_letters_count_against_the_quota() -> None:
     world = EngineHarness(total_bytes_max=120, queue_history_records=0)
     jobs = queue(world)
     jobs.put("x" * 60)
@@ -101,7 +101,7 @@ def test_the_quota_holds_for_dead_letters_too() -> None:
     assert jobs.counts() == (1, 0, 0)
 
 
-def test_a_meta_that_is_as_large_as_one_may_be_is_no_obstacle() -> None:
+def test_a_job_with_a_maximum_meta_can_become_a_dead_letter() -> None:
     world = EngineHarness(meta_bytes_max=40, meta_keys_max=1)
     jobs = queue(world)
     jobs.put("x", meta={"k": "v" * 30})
@@ -120,7 +120,7 @@ def test_a_dead_letter_topic_may_be_a_queue() -> None:
     assert other.claim("v")[0].data == "x"
 
 
-def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
+def test_the_dead_letter_count_survives_a_crash() -> None:
     for how in ("reopen", "kill", "crash"):
         world = EngineHarness()
         jobs = queue(world, durability="fsync")
@@ -135,7 +135,7 @@ def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
 # Redrive --------------------------------------------------------------------------------------------------
 
 
-def buried(count: int = 4) -> tuple[EngineHarness, Queue]:
+def dead_lettered(count: int = 4) -> tuple[EngineHarness, Queue]:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(
@@ -146,8 +146,8 @@ def buried(count: int = 4) -> tuple[EngineHarness, Queue]:
     return world, jobs
 
 
-def test_dead_letters_go_back_to_where_they_came_from() -> None:
-    world, jobs = buried()
+def test_redrive_moves_dead_letters_to_their_queues() -> None:
+    world, jobs = dead_lettered()
     assert world.log.topic("dead").redrive() == (4, {"jobs": 4}, 0)
     assert dead(world) == []
     back = jobs.claim("w", 10)
@@ -159,8 +159,8 @@ def test_dead_letters_go_back_to_where_they_came_from() -> None:
     ]
 
 
-def test_dead_letters_are_chosen_by_tag_by_a_question_and_by_number() -> None:
-    world, jobs = buried(6)
+def test_redrive_selects_by_tag_filter_and_limit() -> None:
+    world, jobs = dead_lettered(6)
     log = world.log.topic("dead")
     assert log.redrive(match="a", where=lambda record: record.data["n"] > 1).count == 2
     assert log.redrive(match="b", limit=1).count == 1
@@ -169,23 +169,23 @@ def test_dead_letters_are_chosen_by_tag_by_a_question_and_by_number() -> None:
     assert [record.data["n"] for record in dead(world)] == [1, 2, 4]
 
 
-def test_dead_letters_may_go_to_another_queue() -> None:
-    world, _ = buried(2)
+def test_redrive_can_move_to_another_queue() -> None:
+    world, _ = dead_lettered(2)
     other = world.log.queue("other")
     assert world.log.topic("dead").redrive(to="other") == (2, {"other": 2}, 0)
     assert other.counts().ready == 2
 
 
-def test_what_nobody_knows_the_origin_of_stays() -> None:
-    world, _ = buried(1)
+def test_redrive_skips_records_of_unknown_origin() -> None:
+    world, _ = dead_lettered(1)
     log = world.log.topic("dead")
     log.append(["x", "y"], meta=[None, {"$dead_letter_from": "never"}])
     assert log.redrive() == (1, {"jobs": 1}, 2)
     assert log.count == 2
 
 
-def test_a_redrive_that_cannot_be_is_refused() -> None:
-    world, jobs = buried(1)
+def test_invalid_redrives_are_refused() -> None:
+    world, jobs = dead_lettered(1)
     log = world.log.topic("dead")
     with pytest.raises(TopicNotFound):
         log.redrive(to="never")
@@ -198,7 +198,7 @@ def test_a_redrive_that_cannot_be_is_refused() -> None:
     assert log.count == 1
 
 
-def test_what_somebody_holds_of_a_dead_letter_queue_is_left() -> None:
+def test_redrive_skips_leased_jobs_of_a_dead_letter_queue() -> None:
     world = EngineHarness()
     other, jobs = world.log.queue("dead"), queue(world)
     jobs.put(["x", "y"])
@@ -208,9 +208,9 @@ def test_what_somebody_holds_of_a_dead_letter_queue_is_left() -> None:
     assert other.redrive() == (1, {"jobs": 1}, 1)
 
 
-def test_a_redrive_keeps_its_rate_by_the_clock() -> None:
+def test_redrive_keeps_its_rate() -> None:
     """Method: the clock is moved until the redrive is done; what it took by that clock is what the rate says."""
-    world, _ = buried(6)
+    world, _ = dead_lettered(6)
     began = world.clock.monotonic_ms()
     moved: list[int] = []
 
@@ -227,8 +227,8 @@ def test_a_redrive_keeps_its_rate_by_the_clock() -> None:
     assert world.clock.monotonic_ms() - began >= 2_000, "two at once, then a second for each two"
 
 
-def test_a_crash_between_the_two_steps_doubles_and_never_loses() -> None:
-    world, _ = buried(2)  # of class disk: a kill keeps what was written
+def test_a_crash_during_redrive_may_duplicate_and_never_loses() -> None:
+    world, _ = dead_lettered(2)  # of class disk: a kill keeps what was written
     world.disk.fail("write", at=2)
     with pytest.raises(Error):  # the delete fails, the copies are there
         world.log.topic("dead").redrive()

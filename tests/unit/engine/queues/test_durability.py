@@ -31,9 +31,7 @@ def again(world: EngineHarness, how: Restart) -> Queue:
 
 @restarts
 @checkpoints
-def test_leases_that_are_not_durable_are_gone_after_a_restart_and_acked_jobs_too(
-    how: Restart, checkpoints: int
-) -> None:
+def test_leases_that_are_not_durable_end_with_a_restart(how: Restart, checkpoints: int) -> None:
     """G93."""
     world = EngineHarness()
     jobs = queue(world)
@@ -53,7 +51,7 @@ def test_leases_that_are_not_durable_are_gone_after_a_restart_and_acked_jobs_too
 @checkpoints
 @pytest.mark.parametrize("leases_durable", [False, True])
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-def test_a_lease_id_is_never_given_twice(how: Restart, checkpoints: int, durability: str, leases_durable: bool) -> None:
+def test_a_lease_id_is_never_reused(how: Restart, checkpoints: int, durability: str, leases_durable: bool) -> None:
     world = EngineHarness()
     jobs = queue(world, durability=durability, leases_durable=leases_durable)
     seen: set[int] = set()
@@ -75,7 +73,7 @@ def _fresh(world: EngineHarness) -> Queue:
 
 @restarts
 @checkpoints
-def test_durable_leases_and_counts_outlive_a_restart(how: Restart, checkpoints: int) -> None:
+def test_durable_leases_and_counts_survive_a_restart(how: Restart, checkpoints: int) -> None:
     """G94."""
     world = EngineHarness()
     jobs = queue(world, leases_durable=True)
@@ -101,18 +99,18 @@ def test_durable_leases_and_counts_outlive_a_restart(how: Restart, checkpoints: 
 
 
 @restarts
-def test_a_release_is_written_down_where_leases_are_durable(how: Restart) -> None:
+def test_a_release_of_durable_leases_survives_a_restart(how: Restart) -> None:
     world = EngineHarness()
     jobs = queue(world, leases_durable=True)
     jobs.put([1, 2])
     operations_of(jobs).claim_for_all([ClaimRequest("a", 2, None, "conn")])
     operations_of(jobs).release_connection("conn")
-    jobs.put(3)  # what is written behind it is synced with it
+    jobs.put(3)  # a later write is synced with it
     jobs = again(world, how)
     assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(1, 2), (2, 2), (3, 1)]
 
 
-def test_an_ephemeral_queue_starts_again_from_nothing_but_its_ids() -> None:
+def test_an_ephemeral_queue_keeps_only_its_ids_across_a_restart() -> None:
     world = EngineHarness()
     jobs = queue(world, durability="ephemeral", leases_durable=True)
     jobs.put([1, 2])
@@ -166,7 +164,7 @@ def test_a_step_that_the_wal_refuses_leaves_every_lease_as_it_was(verb: str) -> 
     assert jobs.ack("a", held).count == 2
 
 
-def test_a_failed_reservation_hands_out_nothing() -> None:
+def test_a_failed_reservation_of_lease_ids_grants_nothing() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put([1])
@@ -177,7 +175,7 @@ def test_a_failed_reservation_hands_out_nothing() -> None:
     assert jobs.claim("a")[0].lease_id == 1
 
 
-def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> None:
+def test_a_job_with_a_pending_ack_is_not_claimable() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put([1, 2])
@@ -191,7 +189,7 @@ def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> 
     assert jobs.ack("a", held).skipped == [1]
 
 
-# The projection: frames in any stretch of their order come to the same end ------------------------------------
+# Replay of frames from any position has the same result ---------------------------------------------------------
 
 
 def _lease(
@@ -229,7 +227,7 @@ def test_stale_frames_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("row_at", range(len(STORY) + 1))
-def test_replay_that_begins_before_the_row_comes_to_the_same_end(row_at: int) -> None:
+def test_replay_from_before_the_row_has_the_same_result(row_at: int) -> None:
     whole = QueueSnapshot()
     for seq, body in STORY:
         whole.apply(seq, body)
@@ -243,6 +241,6 @@ def test_replay_that_begins_before_the_row_comes_to_the_same_end(row_at: int) ->
         assert projection.row() == whole.row(), (begin, row_at)
 
 
-def test_a_queue_that_nobody_used_has_no_row() -> None:
+def test_an_unused_queue_has_no_row() -> None:
     assert QueueSnapshot().row() is None
     assert QueueSnapshot(QueueRow(5, 0)).row() == QueueRow(5, 0)

@@ -22,7 +22,7 @@ def steps(jobs: Queue) -> list[tuple[str, int | None]]:
     return [(step["event"], step.get("seq")) for step in jobs.history().read(0, 1_000)]
 
 
-def test_every_step_is_told_in_its_order() -> None:
+def test_history_has_every_step_in_order() -> None:
     world = EngineHarness()
     jobs = queue(world, max_deliveries=2, dead_letter="dead")
     jobs.put(["a", "b"])
@@ -56,7 +56,7 @@ def test_every_step_is_told_in_its_order() -> None:
     ]
 
 
-def test_a_step_says_who_when_and_under_which_lease() -> None:
+def test_a_step_has_node_time_and_lease() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(["a", "b"])
@@ -79,7 +79,7 @@ def test_a_step_says_who_when_and_under_which_lease() -> None:
     assert jobs.history().read(0, 1)[0] == {"at": 1, "ts_ms": now_ms - 7, "event": "enqueued", "seq": 1, "last_seq": 2}
 
 
-def test_as_a_table_its_columns_have_types() -> None:
+def test_history_as_a_table_has_typed_columns() -> None:
     world = EngineHarness()
     jobs = queue(world)
     assert jobs.history().to_arrow().num_rows == 0
@@ -92,7 +92,7 @@ def test_as_a_table_its_columns_have_types() -> None:
     assert table["seq"].type == pa.int64()
 
 
-def test_it_is_written_by_a_tick_and_by_the_end() -> None:
+def test_history_is_written_by_tick_and_close() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put("a")
@@ -109,7 +109,7 @@ def test_it_is_written_by_a_tick_and_by_the_end() -> None:
 
 
 @pytest.mark.parametrize("how", RESTARTS)
-def test_a_restart_is_a_step_told_with_the_first_one_behind_it(how: Restart) -> None:
+def test_a_restart_is_a_step_before_the_next_one(how: Restart) -> None:
     world = EngineHarness()
     jobs = queue(world, durability="fsync")
     jobs.put(["a", "b"])
@@ -122,10 +122,10 @@ def test_a_restart_is_a_step_told_with_the_first_one_behind_it(how: Restart) -> 
     jobs.put("c")
     jobs.claim("v", 3)
     assert [event for event, _ in steps(jobs)[len(before) :]][:3] == ["restarted", "claimed", "enqueued"]
-    assert [seq for event, seq in steps(jobs) if event == "enqueued"][-1] == 3, "what was there is not told again"
+    assert [seq for event, seq in steps(jobs) if event == "enqueued"][-1] == 3, "earlier steps are not repeated"
 
 
-def test_it_is_kept_up_to_its_cap_and_not_at_all_where_that_is_nothing() -> None:
+def test_history_is_capped_and_can_be_disabled() -> None:
     world = EngineHarness(queue_history_records=10)
     jobs = queue(world)
     jobs.put(list(range(50)))
@@ -139,7 +139,7 @@ def test_it_is_kept_up_to_its_cap_and_not_at_all_where_that_is_nothing() -> None
     assert world.log.find(HISTORY) is None
 
 
-def test_it_goes_with_its_queue_and_is_nobodys_topic() -> None:
+def test_history_is_dropped_with_its_queue_and_not_listed() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put("a")
@@ -154,7 +154,7 @@ def test_it_goes_with_its_queue_and_is_nobodys_topic() -> None:
     assert steps(queue(world)) == []
 
 
-def test_where_it_cannot_be_written_the_queue_goes_on() -> None:
+def test_a_failing_history_does_not_affect_the_queue() -> None:
     world = EngineHarness(total_bytes_max=100)
     jobs = queue(world)
     jobs.put("x" * 90)

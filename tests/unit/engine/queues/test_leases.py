@@ -16,7 +16,7 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> LeaseTable:
     return LeaseTable()
 
 
-def test_delays_of_jobs_that_are_gone_are_forgotten(leases: LeaseTable) -> None:
+def test_timers_of_removed_jobs_are_compacted(leases: LeaseTable) -> None:
     for seq in range(1, 101):
         leases.schedule(seq, LATER_MS + seq, 0, 0)
         if seq > 3:
@@ -27,7 +27,7 @@ def test_delays_of_jobs_that_are_gone_are_forgotten(leases: LeaseTable) -> None:
     assert leases.sweep(LATER_MS + 3).ready == [1, 2, 3]
 
 
-def test_deadlines_that_were_moved_are_forgotten(leases: LeaseTable) -> None:
+def test_timers_of_moved_deadlines_are_compacted(leases: LeaseTable) -> None:
     leases.grant([1, 2], "a", LATER_MS)
     for moved in range(1, 101):
         assert leases.extend(1, "a", None, LATER_MS + moved) is not None
@@ -38,9 +38,7 @@ def test_deadlines_that_were_moved_are_forgotten(leases: LeaseTable) -> None:
     assert [seq for seq, _ in leases.sweep(LATER_MS + 101).expired] == [1]
 
 
-def test_alarms_that_are_in_use_are_not_gone_through_on_every_sweep(
-    leases: LeaseTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_current_timers_are_not_compacted_on_every_sweep(leases: LeaseTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep of every claim would cost as much as all delayed jobs and leases."""
     for seq in range(1, 31):
         leases.schedule(seq, LATER_MS, 0, 0)

@@ -1,4 +1,4 @@
-"""Plain jobs are read without columns, steps are written as texts, and a claim is bounded by bytes: nobody can tell."""
+"""Fast paths for plain jobs and history steps have the same results as the general ones; claims limited by bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def put(jobs: Queue, random: Random) -> None:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
 @pytest.mark.parametrize("seed", range(20))
-def test_jobs_read_either_way_are_the_same(seed: int, durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_read_as_texts_and_as_chunks_are_equal(
+    seed: int, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def claimed(*, plainly: bool) -> list[Any]:
         world, random = EngineHarness(), Random(seed)
         jobs, found = queue(world, durability=durability), []
@@ -69,7 +71,7 @@ def test_plain_jobs_are_read_without_columns(monkeypatch: pytest.MonkeyPatch) ->
     assert [job.data for job in jobs.claim("w", 5)] == ["c", "d"]
 
 
-def test_a_wish_behind_plain_jobs_is_heard() -> None:
+def test_a_schedule_after_plain_jobs_is_read() -> None:
     jobs = queue(EngineHarness())
     jobs.put([1, 2])
     assert jobs.claim("w")[0].data == 1
@@ -78,7 +80,7 @@ def test_a_wish_behind_plain_jobs_is_heard() -> None:
     assert [job.data for job in (jobs.claim("w")[0], jobs.claim("w")[0], jobs.claim("w")[0])] == ["urgent", 2, 3]
 
 
-def test_a_wish_in_the_next_segment_is_known_before_the_first_claim() -> None:
+def test_a_schedule_in_the_next_segment_is_read_before_the_first_claim() -> None:
     """The first segment has plain jobs only, which are not looked at one by one; the search goes on after it."""
     world = EngineHarness(segment_events_max=2)
     jobs = queue(world)
@@ -99,8 +101,8 @@ def handed(leased: list[ClaimResult]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_claim_takes_no_more_bytes_than_it_asks_for(checkpointed: bool) -> None:
-    """What is left is nobody's, in its old order, and was not delivered."""
+def test_a_claim_is_limited_by_bytes(checkpointed: bool) -> None:
+    """Jobs above the limit are claimable in their old order and were not delivered."""
     world = EngineHarness()
     jobs = queue(world)
     jobs.put([b"x" * 100 for _ in range(6)])
@@ -116,7 +118,7 @@ def test_a_claim_takes_no_more_bytes_than_it_asks_for(checkpointed: bool) -> Non
     assert again.deliveries == [2] * 6, "those that were left were delivered once before"
 
 
-def test_each_of_a_cohort_has_bytes_of_its_own() -> None:
+def test_each_claimer_of_a_round_has_its_own_byte_limit() -> None:
     jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(8)])
     assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 4, bytes_max=150), ClaimRequest("v", 4)])) == [
@@ -126,7 +128,7 @@ def test_each_of_a_cohort_has_bytes_of_its_own() -> None:
     assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 8)])) == [[3, 5, 7]]
 
 
-def test_urgent_jobs_come_before_what_a_claim_left() -> None:
+def test_urgent_jobs_are_claimed_before_requeued_ones() -> None:
     jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(4)])
     assert handed(operations_of(jobs).claim_for_all([ClaimRequest("w", 4, bytes_max=100)])) == [[1]]
@@ -157,7 +159,7 @@ NOTES = [
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.event)
-def test_a_step_is_the_text_of_its_row(note: JobStep) -> None:
+def test_a_step_is_encoded_as_its_row(note: JobStep) -> None:
     def rows() -> list[dict[str, Any]]:
         if note.seqs is None:
             return [{}]
@@ -178,7 +180,7 @@ def test_a_step_is_the_text_of_its_row(note: JobStep) -> None:
 # ── the machine, a batch at a time ────────────────────────────────────────────────────────────────
 
 
-def test_settling_names_what_was_not_theirs() -> None:
+def test_settling_returns_jobs_of_other_holders() -> None:
     leases = LeaseTable()
     leases.cursor = 10
     leases.grant([1, 2, 3], "w", 100)
@@ -190,7 +192,7 @@ def test_settling_names_what_was_not_theirs() -> None:
     assert (sorted(leases.leased), sorted(leases.pending)) == ([2, 3], [1, 4])
 
 
-def test_a_sweep_finds_what_ends_and_what_comes_due_at_its_time() -> None:
+def test_a_sweep_returns_expired_leases_and_due_delays() -> None:
     leases = LeaseTable()
     leases.cursor = 10
     leases.grant([1], "w", 100)

@@ -11,7 +11,7 @@ def opened() -> tidelog.Database:
     return tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
 
 
-def test_a_claim_sees_what_routers_bring() -> None:
+def test_a_claim_sees_forwarded_jobs() -> None:
     with opened() as log:
         jobs = log.queue("jobs")
         log.router("r", "events", "jobs")
@@ -20,7 +20,7 @@ def test_a_claim_sees_what_routers_bring() -> None:
         assert jobs.counts()[:2] == (0, 2)
 
 
-def test_jobs_are_passed_on_before_an_ack_takes_them() -> None:
+def test_jobs_are_forwarded_before_an_ack_deletes_them() -> None:
     with opened() as log:
         jobs, copies = log.queue("jobs"), log.topic("copies")
         log.router("r", "jobs", "copies")

@@ -21,7 +21,7 @@ def seqs(jobs: Queue, most: int = 100) -> list[int]:
     return [job.seq for job in sorted(jobs.claim("w", most), key=lambda job: job.lease_id)]
 
 
-def test_a_job_is_not_had_before_its_time() -> None:
+def test_a_job_is_not_claimable_before_its_time() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put("later", delay_ms=500)
@@ -38,7 +38,7 @@ def test_a_job_is_not_had_before_its_time() -> None:
     assert seqs(jobs) == [1]
 
 
-def test_priority_goes_first_then_what_comes_back_then_seq() -> None:
+def test_claim_order_is_priority_then_returned_then_seq() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(["a", "b"])  # 1, 2
@@ -53,7 +53,7 @@ def test_priority_goes_first_then_what_comes_back_then_seq() -> None:
     assert seqs(jobs) == [5, 7, 1, 2, 3]
 
 
-def test_a_job_of_low_priority_waits_for_all_that_are_fresh() -> None:
+def test_a_low_priority_job_is_claimed_after_all_fresh_ones() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put("low", priority=-1)
@@ -63,7 +63,7 @@ def test_a_job_of_low_priority_waits_for_all_that_are_fresh() -> None:
     assert seqs(jobs) == [3, 4, 1]
 
 
-def test_a_meta_of_ones_own_is_kept_beside_it() -> None:
+def test_a_schedule_keeps_the_other_keys_of_the_meta() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(["x", "y"], meta=[{"k": 1}, None], priority=2)
@@ -88,7 +88,7 @@ def test_a_restart_finds_the_same_schedule(how: Restart, checkpointed: bool) -> 
     assert seqs(jobs) == [4]
 
 
-def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
+def test_schedules_of_deleted_jobs_are_ignored() -> None:
     world = EngineHarness()
     jobs = queue(world)
     jobs.put(["hot", "late"], meta=[{"$priority": 3}, {"$run_at_ms": 1 << 62}])
@@ -100,7 +100,7 @@ def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("meta", "wish"),
+    ("meta", "schedule"),
     [
         ({"$run_at_ms": 5}, JobSchedule(1, 5, 0)),
         ({"$priority": 7, "$run_at_ms": 5, "k": [1]}, JobSchedule(1, 5, 7)),
@@ -117,11 +117,11 @@ def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
         ({"k": 1}, None),
     ],
 )
-def test_what_a_meta_asks_for(meta: dict[str, Any], wish: JobSchedule | None) -> None:
+def test_schedules_in_metas(meta: dict[str, Any], schedule: JobSchedule | None) -> None:
     world = EngineHarness()
     topic = world.log.topic("t")
     topic.append(["x", "y"], meta=[meta, None])
-    assert read_schedules(_rows(world)) == ([] if wish is None else [wish])
+    assert read_schedules(_rows(world)) == ([] if schedule is None else [schedule])
 
 
 def _rows(world: EngineHarness) -> Rows:

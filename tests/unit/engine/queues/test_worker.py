@@ -37,7 +37,7 @@ def until(condition: Callable[[], bool]) -> None:
 # The iterator ---------------------------------------------------------------------------------------------
 
 
-def test_work_hands_out_what_there_is_and_ends_when_nothing_comes() -> None:
+def test_work_yields_jobs_and_ends_after_its_timeout() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put([1, 2, 3])
@@ -49,7 +49,7 @@ def test_work_hands_out_what_there_is_and_ends_when_nothing_comes() -> None:
     assert jobs.topic.count == 0
 
 
-def test_work_holds_at_most_so_many_and_gives_back_what_is_unsettled_at_its_end() -> None:
+def test_work_limits_unsettled_jobs_and_returns_them_at_its_end() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put(list(range(5)))
@@ -73,7 +73,7 @@ def test_work_waits_for_a_job(jobs: Queue) -> None:
     work.close()  # type: ignore[attr-defined]
 
 
-def test_a_job_whose_lease_ran_out_before_it_was_looked_at_is_not_handed_out() -> None:
+def test_work_skips_jobs_whose_lease_expired() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs", lease_ms=1_000)
     jobs.put([1, 2])
@@ -97,7 +97,7 @@ def test_a_worker_does_every_job_once(jobs: Queue) -> None:
     assert jobs.topic.count == 0
 
 
-def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
+def test_a_failing_job_is_delayed_longer_each_time(jobs: Queue) -> None:
     delays: list[int] = []
     real = jobs.nack
 
@@ -106,7 +106,7 @@ def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
         return real(node, seqs, lease_ids)
 
     jobs.nack = nack  # type: ignore[method-assign]
-    told: list[str] = []
+    errors: list[str] = []
 
     def fail(job: Job) -> None:
         raise ValueError(job.data)
@@ -117,18 +117,18 @@ def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
         node="w",
         backoff_ms=10,
         backoff_ms_max=65,
-        on_error=lambda job, error: told.append(f"{job.deliveries} {error}"),
+        on_error=lambda job, error: errors.append(f"{job.deliveries} {error}"),
     )
     with worker:
         jobs.put("bad")
         until(lambda: worker.stats.failed >= 5)
     assert delays[:5] == [10, 20, 40, 65, 65]
-    assert told[:2] == ["1 bad", "2 bad"]
+    assert errors[:2] == ["1 bad", "2 bad"]
     assert worker.stats.done == 0
     assert jobs.topic.count == 1
 
 
-def test_a_stop_lets_running_jobs_finish_and_takes_no_more(jobs: Queue) -> None:
+def test_stop_waits_for_running_jobs_and_claims_no_more(jobs: Queue) -> None:
     begun, go_on = Event(), Event()
 
     def slow(_: Job) -> None:
@@ -194,7 +194,7 @@ def test_leases_of_running_jobs_are_extended_every_third_of_their_length() -> No
     assert worker.stats.done == 2
 
 
-def test_a_source_that_fails_for_a_while_is_asked_again() -> None:
+def test_a_failing_source_is_retried() -> None:
     source = Fake()
     source.broken, source.jobs = 3, [Job(1, 1, 0, 0, 1, "x"), Job(2, 2, 0, 0, 1, "late")]
     with Worker(source, lambda _: None, node="w", poll_ms=1) as worker:
@@ -203,7 +203,7 @@ def test_a_source_that_fails_for_a_while_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"lease_ms": 0}, {"backoff_ms": 5, "backoff_ms_max": 1}])
-def test_a_worker_that_could_not_work_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_worker_settings_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         Worker(Fake(), lambda _: None, node="w", **wrong)  # type: ignore[arg-type]
 
@@ -242,7 +242,7 @@ def test_a_coroutine_function_is_run_before_its_job_is_acked(jobs: Queue) -> Non
 
 @pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError(), SystemExit(3)])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_job_that_is_cancelled_or_exits_is_given_back(jobs: Queue, error: BaseException, is_async: bool) -> None:
+def test_a_cancelled_or_exiting_job_is_nacked(jobs: Queue, error: BaseException, is_async: bool) -> None:
     raised: list[BaseException] = []
 
     async def later(_: Job) -> None:
@@ -263,7 +263,7 @@ def test_a_job_that_is_cancelled_or_exits_is_given_back(jobs: Queue, error: Base
     assert jobs.topic.count == 1
 
 
-def test_what_has_not_run_when_it_returns_is_refused(jobs: Queue) -> None:
+def test_generators_and_awaitables_are_refused(jobs: Queue) -> None:
     def generator(job: Job) -> Iterator[Job]:
         yield job
 
@@ -277,7 +277,7 @@ def test_what_has_not_run_when_it_returns_is_refused(jobs: Queue) -> None:
 
     class Later:
         def __await__(self) -> Any:
-            raise AssertionError("nobody awaits it")
+            raise AssertionError("it is not awaited")
 
     for returned in (lambda job: generator(job), lambda job: generator_later(job), lambda _: Later()):
         worker = Worker(jobs, returned, node="w", backoff_ms=60_000, on_error=lambda _, error: raised.append(error))

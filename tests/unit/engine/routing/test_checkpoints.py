@@ -65,12 +65,12 @@ def check(world: EngineHarness) -> None:
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_copies_that_come_while_a_checkpoint_runs_are_found_again(first: str, monkeypatch: Patch) -> None:
+def test_copies_made_during_a_checkpoint_are_recovered(first: str, monkeypatch: Patch) -> None:
     check(interrupted(monkeypatch, first=first))
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_the_manifest_before_is_as_good(first: str, monkeypatch: Patch) -> None:
+def test_recovery_works_from_the_previous_manifest(first: str, monkeypatch: Patch) -> None:
     """Where the newest does not read, the one before it and a longer replay come to the same copies."""
     world = interrupted(monkeypatch, first=first)
     before = rows(world.log, "b")

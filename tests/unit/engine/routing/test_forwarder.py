@@ -1,4 +1,4 @@
-"""Passing on, as a caller meets it: order, filters, room, losses, circles, marks in the WAL, restarts."""
+"""Forwarding: order, filters, capacity of the dest, losses, cycles, frames in the WAL, restarts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_copies_have_the_time_of_the_dest() -> None:
     assert copy.ts_ms == record.ts_ms + 5_000
 
 
-def test_a_table_and_a_pass_and_a_seek_see_what_was_just_written() -> None:
+def test_reads_of_the_dest_see_new_records_of_the_source() -> None:
     log = EngineHarness().log
     log.router("r", "a", "b")
     log.topic("a").append([1, 2])
@@ -111,7 +111,7 @@ def test_a_table_and_a_pass_and_a_seek_see_what_was_just_written() -> None:
     assert [state.head_seq for state in log.topics()] == [4, 4]
 
 
-def test_hops_end_a_chain_of_ten() -> None:
+def test_the_hop_limit_ends_a_chain_of_ten() -> None:
     """§3.6: stop at 8."""
     log = EngineHarness().log
     for number in range(10):
@@ -124,7 +124,7 @@ def test_hops_end_a_chain_of_ten() -> None:
 
 
 @restarts
-def test_a_circle_comes_to_rest_and_stays_so(how: Restart) -> None:
+def test_a_cycle_ends_at_the_hop_limit(how: Restart) -> None:
     """§3.6: direct write 0, each forward +1, stop at 8."""
     world = EngineHarness(**TINY)
     for name in "ab":
@@ -148,7 +148,7 @@ def test_a_circle_comes_to_rest_and_stays_so(how: Restart) -> None:
 
 
 @restarts
-def test_what_was_lost_at_the_source_is_a_gap_that_outlives_a_restart(how: Restart) -> None:
+def test_records_lost_at_the_source_are_a_durable_gap(how: Restart) -> None:
     """§3.2: the source-trim mark survives, with its reason."""
     world = EngineHarness()
     world.log.topic("a", durability="fsync", cap_records=2)
@@ -164,7 +164,7 @@ def test_what_was_lost_at_the_source_is_a_gap_that_outlives_a_restart(how: Resta
     assert total(log, "r") == 4
 
 
-def test_what_was_deleted_while_the_dest_was_full_is_left_out() -> None:
+def test_records_deleted_while_the_dest_was_full_are_skipped() -> None:
     """§3.6: deleted → skip."""
     world = EngineHarness()
     world.log.topic("a", durability="fsync")
@@ -180,7 +180,7 @@ def test_what_was_deleted_while_the_dest_was_full_is_left_out() -> None:
     assert rows(log, "b") == [(1, 1), (2, 3), (3, 5)]
 
 
-def test_seqs_of_the_source_without_a_record_are_nothing_to_the_target() -> None:
+def test_seqs_without_a_record_take_no_seq_of_the_dest() -> None:
     """A kill leaves reserved seqs unused: no gap, no hole and no count for them."""
     world = EngineHarness(head_reserve=50)
     world.log.topic("b", durability="fsync")
@@ -216,7 +216,7 @@ def test_cursor_without_its_copies_does_not_count() -> None:
     assert total(log, "r") == 2
 
 
-def test_a_quota_holds_up_and_lets_go() -> None:
+def test_a_full_quota_blocks_a_forwarder_until_it_has_capacity() -> None:
     world = EngineHarness(total_bytes_max=10)
     world.log.router("r", "a", "b")
     world.log.topic("a").append([b"123", b"456"])
@@ -226,7 +226,7 @@ def test_a_quota_holds_up_and_lets_go() -> None:
     assert datas(world.log, "b") == [b"123", b"456"]
 
 
-def test_copies_outlive_records_that_their_source_lost() -> None:
+def test_copies_survive_the_loss_of_their_source_records() -> None:
     """The source is of class disk: a power cut takes its end. What the target has is the target's, under its class."""
     world = EngineHarness(head_reserve=4, wal_shards=2)
     for name in "bca":
@@ -262,8 +262,8 @@ def test_a_lost_direct_write_of_class_disk_leaves_its_seq_unused() -> None:
     assert datas(log, "b") == ["d1", 1, 2]
 
 
-def test_a_write_that_failed_in_front_of_copies_is_told_of() -> None:
-    """A hole in the dest that no frame shows would shift every copy behind it."""
+def test_a_failed_write_before_copies_is_reported() -> None:
+    """A hole in the dest that no frame shows would shift every later copy."""
     world = EngineHarness()
     for name in "ab":
         world.log.topic(name, durability="fsync")
@@ -325,7 +325,7 @@ def test_a_dropped_source_leaves_its_copies(how: Restart) -> None:
 
 
 @restarts
-def test_records_that_the_source_let_go_of_stay_in_the_dest(how: Restart) -> None:
+def test_records_that_the_source_removed_stay_in_the_dest(how: Restart) -> None:
     world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync", cap_records=3)
     world.log.topic("b", durability="fsync")
@@ -361,7 +361,7 @@ def test_a_reader_beside_the_writer_sees_copies() -> None:
     assert datas(reader, "b") == [1, 2, 3]
 
 
-def test_what_is_refused_makes_nothing() -> None:
+def test_a_refused_router_creates_nothing() -> None:
     log = EngineHarness(routers_max=1, topics_max=3).log
     with pytest.raises(BadInput):
         log.router("-", "a", "b")
@@ -393,7 +393,7 @@ def test_what_is_refused_makes_nothing() -> None:
     assert log.names() == ["a", "b", "c"]
 
 
-def test_threads_bring_copies_to_a_reader_that_waits(tmp_path: Any) -> None:
+def test_the_thread_forwards_copies_to_a_waiting_reader(tmp_path: Any) -> None:
     with tidelog.open(str(tmp_path), wal_shards=2) as log:
         log.router("r", "a", "b")
         log.router("s", "b", "c")
@@ -405,7 +405,7 @@ def test_threads_bring_copies_to_a_reader_that_waits(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("source", ["memory", "ephemeral"])
-def test_a_source_that_lost_its_end_goes_on_and_direct_writes_keep_their_seqs(source: str) -> None:
+def test_a_source_that_lost_its_newest_records_continues(source: str) -> None:
     world = EngineHarness()
     world.log.topic("a", durability=source)
     world.log.topic("b", durability="fsync")
@@ -425,7 +425,7 @@ def test_a_source_that_lost_its_end_goes_on_and_direct_writes_keep_their_seqs(so
     assert rows(world.crash(), "b") == before
 
 
-def test_an_examination_finds_nothing_wrong_with_copies(tmp_path: Any) -> None:
+def test_check_finds_no_damage_in_copies(tmp_path: Any) -> None:
     with tidelog.open(str(tmp_path), threads=False, wal_shards=2) as log:
         log.topic("a", cap_records=3, durability="fsync")
         log.router("r", "a", "b")
@@ -437,8 +437,8 @@ def test_an_examination_finds_nothing_wrong_with_copies(tmp_path: Any) -> None:
     assert main(["check", str(tmp_path), "--json"]) == 0
 
 
-def test_writers_readers_and_checkpoints_at_once(tmp_path: Any) -> None:
-    """Every record is passed on once, in order, whoever brings it; and a restart finds the same."""
+def test_concurrent_writers_readers_and_checkpoints(tmp_path: Any) -> None:
+    """Every record is forwarded once, in order, by any thread; a restart has the same state."""
     count = 300
     with tidelog.open(str(tmp_path), wal_shards=2, segment_events_max=50) as log:
         log.router("r", "a", "b")

@@ -23,17 +23,17 @@ def way(name: str, source: str, dest: str, *, allow_cycle: bool = False) -> Rout
 
 
 @pytest.mark.parametrize("name", ["a", "a>b", "9", "a.b_c:d-e>", "x" * 255])
-def test_names_of_routers(name: str) -> None:
+def test_valid_router_names(name: str) -> None:
     check_router_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ">a", "-a", "a b", "ä", "x" * 256, None, 7])
-def test_what_is_no_name(name: object) -> None:
+def test_invalid_router_names(name: object) -> None:
     with pytest.raises(BadInput, match="nothing was created"):
         check_router_name(name)
 
 
-def test_a_dest_has_one_source_and_a_router_never_moves() -> None:
+def test_a_dest_has_one_source_and_a_router_keeps_its_endpoints() -> None:
     there = [way("r", "a", "b"), way("s", "a", "b"), way("t", "b", "c")]
     assert check_endpoints(way("r", "a", "b"), there) is there[0]
     assert check_endpoints(way("new", "a", "b"), there) is None, "the same source twice"
@@ -50,7 +50,7 @@ def test_a_dest_has_one_source_and_a_router_never_moves() -> None:
     assert first.value.detail["reason"] == "router_dest_fan_in", "asked before the other"
 
 
-def test_the_shortest_circle_is_told() -> None:
+def test_the_shortest_cycle_is_reported() -> None:
     there = [way("r1", "a", "b"), way("r2", "b", "c"), way("r3", "b", "d"), way("r4", "d", "e")]
     with pytest.raises(RouterCycle) as circle:
         check_cycle(way("new", "c", "a"), there)
@@ -65,7 +65,7 @@ def test_the_shortest_circle_is_told() -> None:
 
 def test_a_router_goes_through_its_frame_and_back() -> None:
     for match in (None, Match(MatchOp.EXACT, "v"), Match(MatchOp.PREFIX, "p")):
-        made = Router(
+        encoded = Router(
             name="r",
             source="a",
             dest="b",
@@ -75,12 +75,12 @@ def test_a_router_goes_through_its_frame_and_back() -> None:
             start=3,
             dest_head_at_creation=9,
         )
-        assert Router.from_body(made.to_body()) == made
-        assert router_state(made, 4).forwarded_total == 4
+        assert Router.from_body(encoded.to_body()) == encoded
+        assert router_state(encoded, 4).forwarded_total == 4
     assert router_state(Router(name="r", source="a", dest="b", match=match), 0).filter == ("tag", "Glob", "p*")
 
 
-def test_hops_are_kept_as_stretches() -> None:
+def test_hops_are_kept_as_ranges() -> None:
     hops = HopCounts()
     assert not hops
     hops.add(3, 5, 1)
@@ -96,9 +96,9 @@ def test_hops_are_kept_as_stretches() -> None:
     assert not hops
 
 
-def test_evidence_stands_beside_what_meta_there_is() -> None:
+def test_evidence_is_added_to_any_meta() -> None:
     router, decode = way("r", "a", "b"), msgspec.json.decode
-    told = {
+    evidence = {
         "idempotency_key": "router:r:7:7:3",
         "router": "r",
         "source_topic": "a",
@@ -108,11 +108,11 @@ def test_evidence_stands_beside_what_meta_there_is() -> None:
     }
     full = {f"k{number}": number for number in range(64)}
 
-    def made(meta: object) -> object:
+    def encoded(meta: object) -> object:
         return decode(encode_evidence(b"" if meta is None else msgspec.json.encode(meta), router, 7, 3))
 
-    assert made(None) == {"_topics_router": told}
-    assert made({"a": 1.0}) == {"a": 1.0, "_topics_router": told}
-    assert made({"a": 1, "_topics_router": "old"}) == {"a": 1, "_topics_router": told}, "of the last router"
+    assert encoded(None) == {"_topics_router": evidence}
+    assert encoded({"a": 1.0}) == {"a": 1.0, "_topics_router": evidence}
+    assert encoded({"a": 1, "_topics_router": "old"}) == {"a": 1, "_topics_router": evidence}, "of the last router"
     for old in ([1], "text", 7, full):
-        assert made(old) == {"_topics_router": told, "_topics_original_meta": old}
+        assert encoded(old) == {"_topics_router": evidence, "_topics_original_meta": old}
