@@ -1,5 +1,5 @@
-"""What the tests of bulk endpoints add to `fakes`: bodies in pieces, streams drunk to the end, and an engine that
-lies in a real directory, with its threads."""
+"""Fixtures of the bulk endpoints beside `fakes`: bodies in pieces, streams read to their end, an engine with threads
+in a real directory."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def run_with_engine(
     server: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> None:
-    """Act out a scenario against an engine with threads in a real directory."""
+    """Run a scenario against an engine with threads in a real directory."""
     clock = clock or ManualClock()
     config = ServerConfig(**(server or {}))
     settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 20, "sync_interval_ms": 60_000, **limits}
@@ -177,7 +177,7 @@ def run_scenario_with(
             try:
                 await scenario(world)
                 await asyncio.sleep(0)
-                assert world.is_quiet(), "somebody still holds a slot, a request or a bell"
+                assert world.is_quiet(), "a slot, a request or a notifier is still held"
             finally:
                 world.service.close()
 

@@ -1,10 +1,10 @@
-"""What the tests of handlers stand on: a server without sockets, on a loop whose time jumps.
+"""A server without sockets for tests of handlers, on a loop whose time jumps.
 
-    World ── App ── Service ── Engine, on a disk in memory, under a clock that stands still
-      └── ask("GET", "/v0/…") ──► the answer; a stream goes on into a Tap, an upgrade talks to a Line
+    ServerHarness ── App ── Service ── Engine, on a disk in memory, with a manual clock
+      └── ask("GET", "/v0/…") ──► the response; a stream writes to a FakeSink, an upgrade to a FakeWebSocket
 
-Nothing waits for real: when everybody waits, the loop's time jumps to the next timer, so a minute of silence costs
-nothing and a test that waits for what never comes fails at once.
+Tests do not wait in real time: when every task waits, the loop's time jumps to the next timer, so an idle minute costs
+nothing, and a test that waits for an event that never comes fails at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidelog.server.service import Service
 from tidelog.testing import ManualClock
 
 T = TypeVar("T")
-TIMEOUT_S = 3_600.0  # of the loop's time: only so that a mistake fails and does not hang
+TIMEOUT_S = 3_600.0  # of the loop's time: an error fails instead of hanging
 _HANG_S = 30.0  # of real time, for the same reason
 
 
@@ -47,13 +47,13 @@ class _Selector(selectors.DefaultSelector):
         if timeout is not None and not self.loop.working:
             self.loop.now_s += timeout
             return []
-        found = super().select(_HANG_S)  # a thread is at work and will say so
-        assert found, "nobody will ever wake this loop"
+        found = super().select(_HANG_S)  # a thread is working and wakes the loop
+        assert found, "no thread will wake this loop"
         return found
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop that does not wait for its timers: where nothing else is to be done, time jumps to the next."""
+    """A loop that does not wait for its timers: when idle, its time jumps to the next one."""
 
     def __init__(self) -> None:
         self.now_s, self.working = 0.0, 0
@@ -77,17 +77,17 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 class _FakePeer:
-    """A peer: takes everything at once, or nothing while it is `stuck`."""
+    """A peer that reads everything at once, or nothing while it is `stuck`."""
 
     def __init__(self) -> None:
         self.stuck = self.gone = False
         self.pending_bytes = 0
-        self.most = 0  # the most that ever waited
-        self.held_most = 0  # by whoever writes
+        self.most = 0  # the highest number of pending bytes
+        self.held_most = 0  # by the writer
         self._changed = asyncio.Event()
 
     def take(self, size: int | None = None) -> None:
-        """Take what waits, or so many bytes of it."""
+        """Read the pending bytes, or some of them."""
         self.pending_bytes = 0 if size is None else max(self.pending_bytes - size, 0)
         self._changed.set()
 
@@ -141,12 +141,12 @@ def parse_event(frame: bytes) -> Event:
 
 
 class FakeSink(_FakePeer):
-    """A sink: what a stream wrote, write by write."""
+    """A sink that records every write of a stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self._events = 0  # counted as they come: parsing all of them at every step would take its time
+        self._events = 0  # counted on write: parsing all of them at every step is slow
 
     def write(self, data: bytes) -> None:
         if not self.gone:
@@ -156,7 +156,7 @@ class FakeSink(_FakePeer):
 
     @property
     def frames(self) -> list[bytes]:
-        """What was written, frame by frame. Every frame is whole."""
+        """The written bytes as complete frames."""
         text = b"".join(self.writes)
         assert not text or text.endswith(b"\n\n")
         return [frame + b"\n\n" for frame in text.split(b"\n\n")[:-1]]
@@ -166,7 +166,7 @@ class FakeSink(_FakePeer):
         return [event for event in map(parse_event, self.frames) if event.event]
 
     async def until(self, count: int) -> list[Event]:
-        """The first so many events, as soon as they are there."""
+        """Wait for `count` events and return all of them."""
         await self._until(lambda: self._events >= count)
         return self.events
 
@@ -213,13 +213,13 @@ class FakeWebSocket(_FakePeer):
         self._changed.set()
 
     async def until(self, count: int) -> list[dict[str, Any]]:
-        """The first so many messages, as soon as they are there."""
+        """Wait for `count` messages and return all of them."""
         await self._until(lambda: len(self.sent) >= count)
         return self.sent_messages
 
 
 class FakeExchange:
-    """An exchange: one request and what came of it."""
+    """An exchange: one request and its response."""
 
     def __init__(self) -> None:
         self.is_disconnected = self.answered = False
@@ -241,13 +241,13 @@ class FakeExchange:
         self.kept = size
 
     def leave(self) -> None:
-        """The peer leaves before it got an answer."""
+        """Disconnect the client before it has a response."""
         self.is_disconnected = True
         for call in self._calls:
             call()
 
     async def answer(self) -> AnyResponse:
-        """The answer, which is the caller's from here on: a front end does not keep one either."""
+        """Return the response without keeping it, as the HTTP layer does."""
         async with asyncio.timeout(TIMEOUT_S):
             await self._done.wait()
         answer, self._answer = self._answer, None
@@ -256,14 +256,14 @@ class FakeExchange:
 
 
 class RunningStream:
-    """A stream or a socket under way. Left open it is cancelled, as when the peer goes: after its first step at the
-    earliest, which the front end promises."""
+    """A running stream or socket. It is cancelled at exit, as when the client disconnects: after its first step at the
+    earliest, which the HTTP layer promises."""
 
     def __init__(self, running: Awaitable[None]) -> None:
         self.task = asyncio.ensure_future(running)
 
     async def ended(self) -> None:
-        """It ends by itself."""
+        """Wait until it ends by itself."""
         async with asyncio.timeout(TIMEOUT_S):
             await self.task
 
@@ -279,7 +279,7 @@ class RunningStream:
 
 
 class LoopClock(ManualClock):
-    """A clock that goes with the loop: where the loop's time jumps, this one does."""
+    """A clock that follows the time of the loop."""
 
     loop: JumpingLoop | None = None
 
@@ -297,7 +297,7 @@ class LoopClock(ManualClock):
 
 
 class ServerHarness:
-    """A server with an engine that has no threads, to be asked as a front end would."""
+    """A server over an engine without threads, called as the HTTP layer would."""
 
     def __init__(self, database: tidelog.Database, clock: ManualClock, config: ServerConfig) -> None:
         self.engine, self.clock = engine_of(database), clock
@@ -319,7 +319,7 @@ class ServerHarness:
         upgrade: bool = False,
         asked: FakeExchange | None = None,
     ) -> FakeExchange:
-        """Send a request; what comes of it is the exchange's to tell."""
+        """Send a request; the exchange has its response."""
         path, _, query = target.partition("?")
         sent = {"content-type": "application/json"} if body is not None else {}
         if key is not None:
@@ -338,13 +338,13 @@ class ServerHarness:
         return asked
 
     async def ask(self, method: str, target: str, body: Any = None, **more: Any) -> tuple[int, Any]:
-        """The status and the body of an answer that is no stream."""
+        """Return the status and the body of a response that is no stream."""
         answer = await self.begin(method, target, body, **more).answer()
-        assert isinstance(answer, Response), f"{answer} is no whole answer"
+        assert isinstance(answer, Response), f"{answer} is no complete response"
         return answer.status, json.loads(answer.body) if answer.body else None
 
     async def watch(self, topics: Mapping[str, Any], *, key: str | None = None, **options: Any) -> str:
-        """A session's wid."""
+        """Create a watch session and return its wid."""
         status, body = await self.ask("POST", "/v0/watch", {"topics": topics, **options}, key=key)
         assert status == 200, body
         wid: str = body["wid"]
@@ -361,7 +361,7 @@ class ServerHarness:
         return RunningStream(answer.run(line))
 
     def is_quiet(self) -> bool:
-        """Nobody holds anything any more."""
+        """Whether no slot, request or waiter is held."""
         service = self.service
         return not (
             service.auth.stream_limit.count
@@ -374,10 +374,10 @@ class ServerHarness:
 def run_scenario(
     scenario: Callable[[ServerHarness], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any
 ) -> None:
-    """Act out a scenario in a world of its own, with these settings of the server. Nothing may be held at its end."""
+    """Run a scenario on a server of its own with these settings. Nothing may be held at its end."""
     clock = clock or ManualClock()
     config = ServerConfig(**{"commit": "loop", **settings})
-    # A disk in memory keeps reserved room as zeros: the default file of 64 MiB would cost a second each.
+    # A disk in memory keeps reserved space as zeros: the default file of 64 MiB would cost a second each.
     limits: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, "topics_max": config.max_topics}
     with tidelog.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as database:
 
@@ -389,7 +389,7 @@ def run_scenario(
             try:
                 await scenario(world)
                 await asyncio.sleep(0)
-                assert world.is_quiet(), "somebody still holds a slot, a request or a bell"
+                assert world.is_quiet(), "a slot, a request or a notifier is still held"
             finally:
                 world.service.close()
 
@@ -399,7 +399,7 @@ def run_scenario(
 
 @contextmanager
 def captured_log(how: LogFormat = "json") -> Iterator[StringIO]:
-    """What the server logs meanwhile."""
+    """Capture the log of the server."""
     logger = logging.getLogger("tidelog")
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     text = StringIO()
@@ -412,11 +412,11 @@ def captured_log(how: LogFormat = "json") -> Iterator[StringIO]:
 
 
 def parse_log(text: StringIO) -> list[dict[str, Any]]:
-    """The lines of a log in JSON, without when they were written."""
-    found = [json.loads(line) for line in text.getvalue().splitlines()]
-    return [{name: said for name, said in line.items() if name != "ts_ms"} for line in found]
+    """Return the lines of a JSON log without their time."""
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    return [{name: value for name, value in line.items() if name != "ts_ms"} for line in lines]
 
 
 async def let_idle(seconds: float = 1.0) -> None:
-    """Let everybody do what is left to do, and then some time of the loop pass."""
+    """Let pending work finish, and then some time of the loop pass."""
     await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The door of the WAL: staged, in line, or refused; nothing is lost there and nobody overtakes."""
+"""Admission of writes: submitted, queued or rejected; no write is lost and none overtakes another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidelog.http.interface import Response
 WRITE = "/v0/topics/t"
 
 
-def one(data: Any, **more: Any) -> dict[str, Any]:
-    """A write that does not go along with others: it has a node."""
+def unbatched(data: Any, **more: Any) -> dict[str, Any]:
+    """A write that is not batched with others: it has a node."""
     return {"records": [{"data": data}], "node": "n", **more}
 
 
@@ -32,8 +32,8 @@ async def answer(asked: FakeExchange) -> tuple[int, Any]:
     return found.status, json.loads(found.body)
 
 
-def narrow(world: ServerHarness, queue_max: int) -> Shard:
-    """A queue so short that it is full at once; commits wait until `let`."""
+def shorten_queue(world: ServerHarness, queue_max: int) -> Shard:
+    """Make the WAL queue so short that it is full at once."""
     shard = world.engine.shards[0]
     shard.queue_max = queue_max
     return shard
@@ -44,11 +44,11 @@ def saturate(world: ServerHarness, pressure: float = 1.0) -> None:
     world.service.push.governor.pressure = pressure
 
 
-def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:
+def test_write_without_capacity_is_queued_and_keeps_its_order() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 2)
-        asked = [world.begin("POST", WRITE, one(number)) for number in range(4)]
+        shorten_queue(world, 2)
+        asked = [world.begin("POST", WRITE, unbatched(number)) for number in range(4)]
         assert world.service.writes.admission.queued_writes == 2
         found = [await answer(each) for each in asked]
         assert [status for status, _ in found] == [200] * 4
@@ -59,11 +59,11 @@ def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:
     run_scenario(scenario)
 
 
-def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> None:
+def test_write_is_rejected_when_the_admission_queue_is_full() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 2)
-        found = [await answer(each) for each in [world.begin("POST", WRITE, one(number)) for number in range(6)]]
+        shorten_queue(world, 2)
+        found = [await answer(each) for each in [world.begin("POST", WRITE, unbatched(number)) for number in range(6)]]
         assert [status for status, _ in found] == [200] * 4 + [429] * 2
         assert found[4][1]["error"]["code"] == "throttled"
         assert "detail" not in found[4][1]["error"]
@@ -74,12 +74,18 @@ def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> No
     run_scenario(scenario)
 
 
-def test_saturated_what_would_wait_is_refused_unless_it_insists() -> None:
+def test_saturated_server_rejects_writes_without_capacity_unless_they_wait() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 1)
+        shorten_queue(world, 1)
         saturate(world)
-        bodies = [one(0), one(1), one(2, disable_backpressure=True), one(3), one(4, disable_backpressure=True)]
+        bodies = [
+            unbatched(0),
+            unbatched(1),
+            unbatched(2, disable_backpressure=True),
+            unbatched(3),
+            unbatched(4, disable_backpressure=True),
+        ]
         found = [await answer(each) for each in [world.begin("POST", WRITE, body) for body in bodies]]
         assert [status for status, _ in found] == [200, 429, 200, 429, 200]
         assert [record.data for record in topic.read(0).records] == [0, 2, 4]
@@ -87,26 +93,26 @@ def test_saturated_what_would_wait_is_refused_unless_it_insists() -> None:
     run_scenario(scenario)
 
 
-def test_saturated_what_finds_room_is_taken() -> None:
+def test_saturated_server_accepts_writes_with_capacity() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         saturate(world)
-        assert (await answer(world.begin("POST", WRITE, one(0))))[0] == 200
+        assert (await answer(world.begin("POST", WRITE, unbatched(0))))[0] == 200
         assert (await answer(world.begin("POST", WRITE, plain(0))))[0] == 200
 
     run_scenario(scenario)
 
 
-def test_plain_writes_of_a_turn_wait_or_are_refused_together() -> None:
+def test_plain_writes_of_a_turn_are_queued_or_rejected_together() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 1)
-        first = world.begin("POST", WRITE, one("first"))
+        shorten_queue(world, 1)
+        first = world.begin("POST", WRITE, unbatched("first"))
         gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
         assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] * 4
         assert [record.data for record in topic.read(0).records] == ["first", 0, 1, 2]
         saturate(world)
-        first = world.begin("POST", WRITE, one("again"))
+        first = world.begin("POST", WRITE, unbatched("again"))
         gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
         assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] + [429] * 3
         assert topic.count == 5
@@ -114,24 +120,24 @@ def test_plain_writes_of_a_turn_wait_or_are_refused_together() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_in_memory_alone_has_no_line() -> None:
+def test_ephemeral_topic_is_never_queued() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="ephemeral")
         world.topic("other")
-        narrow(world, 1)
+        shorten_queue(world, 1)
         saturate(world)
-        blocking = world.begin("POST", "/v0/topics/other", one(0))
-        assert (await answer(world.begin("POST", WRITE, one(1))))[0] == 200
+        blocking = world.begin("POST", "/v0/topics/other", unbatched(0))
+        assert (await answer(world.begin("POST", WRITE, unbatched(1))))[0] == 200
         assert (await answer(blocking))[0] == 200
 
     run_scenario(scenario)
 
 
-def test_the_wait_in_line_is_told() -> None:
+def test_queued_time_is_reported() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
-        narrow(world, 1)
-        free, held = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        shorten_queue(world, 1)
+        free, held = world.begin("POST", WRITE, unbatched(0)), world.begin("POST", WRITE, unbatched(1))
         world.clock.tick(7)
         assert "throttle_wait_ms" not in (await answer(free))[1]["performance"]
         assert (await answer(held))[1]["performance"]["throttle_wait_ms"] == 7.0
@@ -139,7 +145,7 @@ def test_the_wait_in_line_is_told() -> None:
     run_scenario(scenario)
 
 
-def test_the_wider_window_is_told_and_shared() -> None:
+def test_commit_window_is_reported_and_shared() -> None:
     """Method: pressure of 0.5 is a window of 5 ms; a write in every slice keeps it open to its end."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -148,40 +154,40 @@ def test_the_wider_window_is_told_and_shared() -> None:
         before = world.engine.shards[0].stats.fsyncs
         asked = []
         for number in range(4):
-            asked.append(world.begin("POST", WRITE, one(number)))
+            asked.append(world.begin("POST", WRITE, unbatched(number)))
             await asyncio.sleep(0.0009)
             world.clock.tick_us(900)
-            assert topic.head_seq == 0, "gathered, not written"
+            assert topic.head_seq == 0, "collected, not written"
         found = [await answer(each) for each in asked]
         waits = [body["performance"]["throttle_wait_ms"] for _, body in found]
         assert waits == sorted(waits, reverse=True)
         assert waits[0] >= 3.0
-        assert world.engine.shards[0].stats.fsyncs == before + 1, "one sync for all of them"
+        assert world.engine.shards[0].stats.fsyncs == before + 1, "unbatched sync for all of them"
 
     run_scenario(scenario)
 
 
-def test_without_pressure_nothing_is_gathered() -> None:
+def test_without_pressure_there_is_no_commit_window() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="fsync")
         saturate(world, 0.4)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        status, body = await answer(world.begin("POST", WRITE, one(0)))
+        status, body = await answer(world.begin("POST", WRITE, unbatched(0)))
         assert (status, loop.time()) == (200, began_s)
         assert "throttle_wait_ms" not in body["performance"]
 
     run_scenario(scenario)
 
 
-def test_a_window_is_broken_off_for_somebody_who_waits_for_room() -> None:
+def test_queued_write_ends_the_commit_window() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="fsync")
-        narrow(world, 1)
+        shorten_queue(world, 1)
         saturate(world, 0.9)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        first, second = world.begin("POST", WRITE, unbatched(0)), world.begin("POST", WRITE, unbatched(1))
         assert (await answer(first))[0] == 200
         assert loop.time() == began_s
         assert (await answer(second))[0] == 200
@@ -190,13 +196,13 @@ def test_a_window_is_broken_off_for_somebody_who_waits_for_room() -> None:
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_over_a_socket_it_is_the_same(insists: bool) -> None:
+def test_admission_applies_to_websocket_publishes(insists: bool) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 1)
+        shorten_queue(world, 1)
         line = FakeWebSocket()
         async with await world.connect(line):
-            blocking = world.begin("POST", WRITE, one("first"))
+            blocking = world.begin("POST", WRITE, unbatched("first"))
             saturate(world)
             for number in range(3):
                 line.receive_from_peer(
@@ -208,10 +214,10 @@ def test_over_a_socket_it_is_the_same(insists: bool) -> None:
                         "request_id": number,
                     }
                 )
-            said = await line.until(3)
+            messages = await line.until(3)
             assert (await answer(blocking))[0] == 200
-            acked = [each["request_id"] for each in said if each["op"] == "ack"]
-            refused = [each["code"] for each in said if each["op"] == "error"]
+            acked = [each["request_id"] for each in messages if each["op"] == "ack"]
+            refused = [each["code"] for each in messages if each["op"] == "error"]
             assert [record.data for record in topic.read(0).records] == ["first", *acked]
             assert acked == sorted(acked)
             assert refused == ["throttled"] * (3 - len(acked))
@@ -221,25 +227,25 @@ def test_over_a_socket_it_is_the_same(insists: bool) -> None:
     run_scenario(scenario)
 
 
-def test_nobody_overtakes_who_waits_though_there_is_room_by_now() -> None:
-    """Method: another thread's commit makes room behind the back of the line."""
+def test_no_write_overtakes_a_queued_one_when_capacity_returns() -> None:
+    """Method: another thread's commit frees capacity without a call."""
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
-        shard = narrow(world, 2)
-        asked = [world.begin("POST", WRITE, one(number)) for number in range(3)]
+        shard = shorten_queue(world, 2)
+        asked = [world.begin("POST", WRITE, unbatched(number)) for number in range(3)]
         shard.commit_pending()
-        asked.append(world.begin("POST", WRITE, one(3)))
+        asked.append(world.begin("POST", WRITE, unbatched(3)))
         assert [(await answer(each))[1]["seqs"] for each in asked] == [[1], [2], [3], [4]]
 
     run_scenario(scenario)
 
 
-def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
+def test_queued_write_fails_when_its_topic_is_dropped() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        shard = narrow(world, 1)
-        first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        shard = shorten_queue(world, 1)
+        first, second = world.begin("POST", WRITE, unbatched(0)), world.begin("POST", WRITE, unbatched(1))
         shard.commit_pending()
         shard.queue_max = 10
         world.engine.drop("t")
@@ -251,16 +257,16 @@ def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
     run_scenario(scenario)
 
 
-def test_two_who_are_let_in_for_one_place_both_get_one() -> None:
-    """Method: those who await their turn stage a turn of the loop later, when another may have been quicker."""
+def test_two_writes_admitted_for_one_place_both_succeed() -> None:
+    """Method: a write that awaits its turn is submitted an iteration later, when another may have been faster."""
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        narrow(world, 1)
+        shorten_queue(world, 1)
         lines = [FakeWebSocket(), FakeWebSocket()]
         async with await world.connect(lines[0]), await world.connect(lines[1]):
             await let_idle(0.001)
-            blocking = world.begin("POST", WRITE, one("first"))
+            blocking = world.begin("POST", WRITE, unbatched("first"))
             saturate(world)
             for line in lines:
                 publish = {"op": "publish", "topic": "t", "records": [{"data": 1}], "disable_backpressure": True}
@@ -274,15 +280,15 @@ def test_two_who_are_let_in_for_one_place_both_get_one() -> None:
     run_scenario(scenario)
 
 
-def test_room_that_nobody_tells_of_is_found() -> None:
-    """Method: another thread has the turn while ours is tried, and then commits what is not ours."""
+def test_capacity_freed_by_another_thread_is_noticed() -> None:
+    """Method: another thread holds the commit lock during our commit, and then commits its own write."""
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
-        shard = narrow(world, 1)
+        shard = shorten_queue(world, 1)
         foreign = topic.append_nowait([0])
         with shard._commit_lock:
-            asked = world.begin("POST", WRITE, one(1))
+            asked = world.begin("POST", WRITE, unbatched(1))
             await let_idle(0.001)
         assert world.service.writes.admission.queued_writes == 1
         shard.commit_pending()

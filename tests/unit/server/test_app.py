@@ -17,7 +17,7 @@ from tidelog.server.handlers import records
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("turns", [0, 1, 5])
-def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
+def test_client_that_leaves_releases_its_resources(turns: int) -> None:
     """§1.12: also one that leaves before its handler took its first step, whose work is then never begun."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
     ],
     ids=["head", "body", "host"],
 )
-def test_an_answer_that_no_handler_gave_has_an_id_and_is_counted(
+def test_response_without_a_handler_has_an_id_and_is_counted(
     sent: bytes, name: str | None, row: tuple[str, str, int], tmp_path: Path
 ) -> None:
     async def scenario(world: ServerHarness) -> None:
@@ -75,7 +75,7 @@ def test_an_answer_that_no_handler_gave_has_an_id_and_is_counted(
 # The log --------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_fails_is_in_the_log_by_its_id_and_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_request_is_logged_with_its_id_and_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise InDoubt("planted")
 
@@ -103,7 +103,7 @@ def test_a_request_that_fails_is_in_the_log_by_its_id_and_its_topic(monkeypatch:
 
 
 @pytest.mark.parametrize("how", ["text", "json"])
-def test_what_a_client_says_of_itself_makes_no_line_of_its_own(how: LogFormat) -> None:
+def test_client_text_cannot_start_a_log_line(how: LogFormat) -> None:
     def fail(*_: object) -> None:
         raise InDoubt("planted")
 
@@ -119,8 +119,8 @@ def test_what_a_client_says_of_itself_makes_no_line_of_its_own(how: LogFormat) -
     run_scenario(scenario)
 
 
-def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows it can read what the session reads."""
+def test_session_id_is_never_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that knows it can read what the session reads."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError

@@ -25,7 +25,7 @@ from tidelog.server.auth import ADMIN, ALL_SCOPES, ANONYMOUS, DELETE, READ, WRIT
         ("k::", ALL_SCOPES, ()),
     ],
 )
-def test_a_key_says_what_it_is_for(entry: str, scopes: set[str], prefixes: tuple[str, ...]) -> None:
+def test_key_is_parsed_into_scopes_and_prefixes(entry: str, scopes: set[str], prefixes: tuple[str, ...]) -> None:
     found = Keyring(f"other,{entry}").find(entry.strip().partition(":")[0])
     assert found is not None
     assert found.scopes == frozenset(scopes)
@@ -36,18 +36,18 @@ def test_a_key_says_what_it_is_for(entry: str, scopes: set[str], prefixes: tuple
     "keys",
     ["k:reed", "k:+", "k:r+", "k:+:x", ":r", "::", " , ,", "k:r, x:y:z:q,:", "ann=k", "ann=k:r", "a=b=", "k,x=y"],
 )
-def test_what_does_not_parse_keeps_the_server_from_starting(keys: str) -> None:
+def test_invalid_key_keeps_the_server_from_starting(keys: str) -> None:
     with pytest.raises(BadInput, match="not started"):
         Keyring(keys)
 
 
-def test_no_keys_is_open_and_one_key_is_not() -> None:
+def test_empty_keyring_allows_everything() -> None:
     assert Keyring("").is_empty
     assert Keyring("  ").is_empty
     assert not Keyring("k").is_empty
 
 
-def test_only_the_digest_is_kept() -> None:
+def test_only_the_digest_of_a_key_is_kept() -> None:
     keys = Keyring("s3cret:r")
     found = keys.find("s3cret")
     assert found is not None
@@ -57,8 +57,8 @@ def test_only_the_digest_is_kept() -> None:
     assert "s3cret" not in repr(vars(keys))
 
 
-def test_a_service_forgets_the_keys_once_it_has_their_digests() -> None:
-    """§1.5: from then on a dump of its memory gives nobody a key through its settings."""
+def test_service_drops_the_keys_once_it_has_their_digests() -> None:
+    """§1.5: from then on its settings contain no key."""
 
     async def scenario(world: ServerHarness) -> None:
         assert world.service.config.api_keys == ""
@@ -70,7 +70,7 @@ def test_a_service_forgets_the_keys_once_it_has_their_digests() -> None:
     run_scenario(scenario, api_keys="s3cret:r")
 
 
-def test_a_scope_and_a_name_are_asked_for_together() -> None:
+def test_scope_and_prefix_are_both_required() -> None:
     found = Keyring("k:r+w:orders|jobs").find("k")
     assert found is not None
     assert found.has_scopes(frozenset((READ, WRITE)))
@@ -91,7 +91,7 @@ def test_a_scope_and_a_name_are_asked_for_together() -> None:
         (None, None),
     ],
 )
-def test_a_bearer_is_spelt_exactly(header: bytes | None, secret: str | None) -> None:
+def test_bearer_scheme_is_matched_exactly(header: bytes | None, secret: str | None) -> None:
     assert bearer_token(header) == secret
 
 
@@ -106,7 +106,7 @@ def test_a_bearer_is_spelt_exactly(header: bytes | None, secret: str | None) -> 
         ("k==", "k==", None, ALL_SCOPES),
     ],
 )
-def test_a_key_may_say_who_it_is(entry: str, secret: str, user: str | None, scopes: set[str]) -> None:
+def test_key_may_name_a_user(entry: str, secret: str, user: str | None, scopes: set[str]) -> None:
     found = Keyring(entry).find(secret)
     assert found is not None
     assert (found.user, found.scopes) == (user, frozenset(scopes))
@@ -114,6 +114,6 @@ def test_a_key_may_say_who_it_is(entry: str, secret: str, user: str | None, scop
 
 
 @pytest.mark.parametrize("keys", ["a b@example.org=k", "@example.org=k", "ann@=k", "ann@example.org=", "ann@-x=k"])
-def test_a_key_for_nobody_keeps_the_server_from_starting(keys: str) -> None:
+def test_key_with_an_invalid_user_keeps_the_server_from_starting(keys: str) -> None:
     with pytest.raises(BadInput, match="not started"):
         Keyring(keys)

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused, and that a typing error opens no door."""
+"""Settings: precedence, rejected values, and that a typing error does not open access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidelog.server.config import ServerConfig, check_config, config_from_env, c
 BASE = ServerConfig()
 
 
-def test_the_environment_is_read_by_name() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     made = config_from_env(
         BASE,
         {
@@ -28,18 +28,18 @@ def test_the_environment_is_read_by_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
-def test_a_cap_that_does_not_parse_is_its_default(text: str) -> None:
+def test_limit_that_does_not_parse_is_its_default(text: str) -> None:
     assert config_from_env(BASE, {"TIDELOG_MAX_TOPICS": text}).max_topics == BASE.max_topics
 
 
-def test_a_cap_of_zero_is_kept() -> None:
+def test_limit_of_zero_is_kept() -> None:
     assert config_from_env(BASE, {"TIDELOG_MAX_SSE_CONNECTIONS": "0"}).max_sse_connections == 0
 
 
 @pytest.mark.parametrize(
     ("name", "text"), [("PORT", "http"), ("PROBE_AUTH", "yes"), ("LOG_FORMAT", "xml"), ("COMMIT", "never")]
 )
-def test_other_settings_that_do_not_parse_are_refused(name: str, text: str) -> None:
+def test_other_settings_that_do_not_parse_are_rejected(name: str, text: str) -> None:
     with pytest.raises(BadInput, match="not started"):
         config_from_env(BASE, {f"TIDELOG_{name}": text})
 
@@ -53,23 +53,23 @@ def test_other_settings_that_do_not_parse_are_refused(name: str, text: str) -> N
         ("localhost", ("localhost", 4000)),
     ],
 )
-def test_a_host_with_a_port_is_a_whole_address(host: str, found: tuple[str, int]) -> None:
+def test_host_with_a_port_is_split(host: str, found: tuple[str, int]) -> None:
     made = config_from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
     assert (made.host, made.port) == found
 
 
-def test_a_file_says_the_same_by_the_same_names() -> None:
+def test_settings_are_read_from_a_file_by_the_same_names() -> None:
     made = config_from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
     assert (made.port, made.probe_auth, made.api_keys) == (1, True, "k:r")
 
 
-def test_an_unknown_name_in_a_file_is_refused() -> None:
+def test_unknown_setting_in_a_file_is_rejected() -> None:
     with pytest.raises(BadInput, match="api_key'"):
         config_from_file(BASE, {"api_key": "k"}, "t.toml")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.test", "10.0.0.1", ""])
-def test_a_public_address_needs_keys(host: str) -> None:
+def test_public_address_needs_keys(host: str) -> None:
     config = ServerConfig(host=host)
     with pytest.raises(BadInput, match="no keys"):
         check_config(config)
@@ -78,14 +78,14 @@ def test_a_public_address_needs_keys(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_does_not(host: str) -> None:
+def test_loopback_address_needs_no_keys(host: str) -> None:
     check_config(ServerConfig(host=host))
 
 
-def test_keys_do_not_show_in_a_print() -> None:
+def test_keys_are_not_in_the_repr() -> None:
     assert "s3cret" not in repr(ServerConfig(api_keys="s3cret"))
 
 
 @pytest.mark.parametrize(("given", "floor"), [(None, 1000), (0, 1), (20, 20), (5000, 1000)])
-def test_the_heartbeat_floor_is_lowered_only_by_tests(given: int | None, floor: int) -> None:
+def test_minimum_heartbeat_is_lowered_only_by_the_test_setting(given: int | None, floor: int) -> None:
     assert ServerConfig(test_min_heartbeat_ms=given).heartbeat_ms_min == floor

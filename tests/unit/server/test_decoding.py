@@ -53,7 +53,7 @@ def no_gc() -> Iterator[None]:
     gc.enable()
 
 
-def test_reservations_wait_in_order_and_never_exceed_the_bound() -> None:
+def test_reservations_wait_in_order_and_never_exceed_the_limit() -> None:
     """Method: random reservations, releases and cancellations; a size over the bound is admitted alone."""
 
     async def scenario(random: Random) -> None:
@@ -93,7 +93,7 @@ def test_reservations_wait_in_order_and_never_exceed_the_bound() -> None:
         asyncio.run(scenario(Random(seed)))
 
 
-def test_a_reservation_that_is_cancelled_and_passed_over_at_once_ends_as_cancelled() -> None:
+def test_reservation_cancelled_and_skipped_at_once_ends_as_cancelled() -> None:
     """The release that follows the cancel in the same turn takes the waiter out of the queue before its task runs."""
 
     async def scenario() -> None:
@@ -110,7 +110,7 @@ def test_a_reservation_that_is_cancelled_and_passed_over_at_once_ends_as_cancell
     asyncio.run(scenario())
 
 
-def test_a_reservation_that_is_admitted_and_cancelled_at_once_is_given_back() -> None:
+def test_reservation_admitted_and_cancelled_at_once_is_released() -> None:
     async def scenario() -> None:
         budget = DecodeBudget(10)
         await budget.reserve(10)
@@ -126,7 +126,7 @@ def test_a_reservation_that_is_admitted_and_cancelled_at_once_is_given_back() ->
 
 
 @pytest.mark.usefixtures("no_gc")
-def test_a_refused_stream_keeps_no_decoded_batch() -> None:
+def test_rejected_stream_keeps_no_decoded_batch() -> None:
     """The refusal referred to the frames that had decoded the batch before it: 60 MiB for each refused request, until
     the garbage collector ran. 40 requests of 90 KB took the server to 3.4 GB."""
     before = pa.total_allocated_bytes()
@@ -140,7 +140,7 @@ def test_a_refused_stream_keeps_no_decoded_batch() -> None:
 
 
 @pytest.mark.usefixtures("no_gc")
-def test_a_refused_request_keeps_no_decoded_batch(tmp_path: Path) -> None:
+def test_rejected_request_keeps_no_decoded_batch(tmp_path: Path) -> None:
     async def scenario(world: ServerHarness) -> None:
         before = pa.total_allocated_bytes()
         for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_refused_request_keeps_no_decoded_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [6 * MIB, 1])
-def test_streams_decode_one_after_the_other_where_the_bound_says_so(tmp_path: Path, bound: int) -> None:
+def test_streams_decode_one_after_the_other_under_a_small_limit(tmp_path: Path, bound: int) -> None:
     async def scenario(world: ServerHarness) -> None:
         budget, most = world.service.decoding, []
         plain = budget.reserve
@@ -177,7 +177,7 @@ def test_streams_decode_one_after_the_other_where_the_bound_says_so(tmp_path: Pa
     run_with_engine(scenario, tmp_path, server={"max_decoded_bytes": bound})
 
 
-def test_a_peer_that_leaves_while_it_waits_gives_its_place_back(tmp_path: Path) -> None:
+def test_client_that_leaves_during_a_wait_releases_its_reservation(tmp_path: Path) -> None:
     async def scenario(world: ServerHarness) -> None:
         budget = world.service.decoding
         await budget.reserve(1)
@@ -194,7 +194,7 @@ def test_a_peer_that_leaves_while_it_waits_gives_its_place_back(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", [ARROW, NDJSON])
-def test_what_streams_keep_counts_among_request_bodies(tmp_path: Path, kind: str) -> None:
+def test_bytes_of_streams_count_as_request_bodies(tmp_path: Path, kind: str) -> None:
     """Unfinished lines of 4 MiB and Arrow messages of 64 MiB were kept for each connection and counted nowhere."""
     body = zeros(1)
     if kind == ARROW:  # a message that claims a body of which only some comes
@@ -226,25 +226,25 @@ def test_what_streams_keep_counts_among_request_bodies(tmp_path: Path, kind: str
     run_with_engine(scenario, tmp_path)
 
 
-def test_a_stream_waits_while_the_engine_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_waits_while_the_engine_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records stay in memory until a checkpoint: writers were faster than it, without a bound."""
-    behind = True
+    lags = True
     looks = 0
 
-    def is_behind(_: Engine) -> bool:
+    def check_lag(_: Engine) -> bool:
         nonlocal looks
         looks += 1
-        return behind
+        return lags
 
-    monkeypatch.setattr(Engine, "is_behind", property(is_behind))
+    monkeypatch.setattr(Engine, "is_behind", property(check_lag))
 
     async def scenario(world: ServerHarness) -> None:
-        nonlocal behind
+        nonlocal lags
         asked = send(world, "/v0/topics/t", [b'{"data":1}\n'], NDJSON)
         while looks < 3:
             await asyncio.sleep(0.001)
         assert not asked.answered
-        behind = False
+        lags = False
         answer = await asked.answer()
         assert isinstance(answer, Response)
         assert answer.status == 201
@@ -252,17 +252,17 @@ def test_a_stream_waits_while_the_engine_is_behind(tmp_path: Path, monkeypatch: 
     run_with_engine(scenario, tmp_path)
 
 
-class Behind:
-    """An engine that is behind until it is told otherwise."""
+class Lag:
+    """An engine that lags until the test ends it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
-        self.is_behind, self.looks = True, 0
+        self.is_lagging, self.looks = True, 0
         monkeypatch.setattr(Engine, "is_behind", property(self._look))
         monkeypatch.setattr(service, "_LARGE_WAIT_S", wait_s)
 
     def _look(self, _: Engine) -> bool:
         self.looks += 1
-        return self.is_behind
+        return self.is_lagging
 
     async def looked(self, times: int = 3) -> None:
         until = self.looks + times
@@ -274,11 +274,9 @@ def large(**more: object) -> bytes:
     return json.dumps({"records": [{"data": "x" * (300 << 10)}], **more}).encode()
 
 
-def test_a_large_write_is_refused_while_the_engine_stays_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_write_is_rejected_while_the_engine_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only streamed writes waited: plain bodies of 60 MiB went to memory faster than checkpoints moved them."""
-    behind = Behind(monkeypatch, wait_s=0.05)
+    lag = Lag(monkeypatch, wait_s=0.05)
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
@@ -293,18 +291,18 @@ def test_a_large_write_is_refused_while_the_engine_stays_behind(
             assert (await line.until(1))[0]["code"] == "throttled"
         assert (await world.ask("GET", "/v0/topics/t"))[1]["head_seq"] == 0
         assert (await world.ask("POST", "/v0/topics/t", {"records": [{"data": 1}]}))[0] == 200, "a small one is written"
-        behind.is_behind = False
+        lag.is_lagging = False
         assert (await world.ask("POST", "/v0/topics/t", large()))[0] == 200
 
     run_with_engine(scenario, tmp_path)
 
 
 @pytest.mark.parametrize(("wait_s", "more"), [(60.0, {}), (0.001, {"disable_backpressure": True})])
-def test_a_large_write_waits_for_the_checkpoint(
+def test_large_write_waits_for_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, more: dict[str, bool]
 ) -> None:
     """For a while, or until it is done where the write asks for that."""
-    behind = Behind(monkeypatch, wait_s)
+    lag = Lag(monkeypatch, wait_s)
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
@@ -312,10 +310,10 @@ def test_a_large_write_waits_for_the_checkpoint(
         line = FakeWebSocket()
         async with await world.connect(line):
             line.receive_from_peer({"op": "publish", "topic": "t", **json.loads(large(**more))})
-            await behind.looked(8)
+            await lag.looked(8)
             assert not asked.answered
             assert not line.sent
-            behind.is_behind = False
+            lag.is_lagging = False
             answer = await asked.answer()
             assert isinstance(answer, Response)
             assert answer.status == 200
@@ -324,14 +322,14 @@ def test_a_large_write_waits_for_the_checkpoint(
     run_with_engine(scenario, tmp_path)
 
 
-def test_a_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = Behind(monkeypatch, wait_s=0.001)
+def test_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lag = Lag(monkeypatch, wait_s=0.001)
 
     async def scenario(world: ServerHarness) -> None:
         asked = world.begin("POST", "/v0/topics/t/batches", body(told(1, 1, b"absent")))
-        await behind.looked()
+        await lag.looked()
         assert not asked.answered
-        behind.is_behind = False
+        lag.is_lagging = False
         answer = await asked.answer()
         assert isinstance(answer, Response)
         assert answer.status in (400, 404, 409), "the chunk is looked for after the wait"
@@ -340,7 +338,7 @@ def test_a_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_body_over_the_size_of_one_call_is_decoded_record_by_record(
+def test_body_over_the_size_of_one_call_is_decoded_record_by_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     used: list[int] = []
@@ -361,23 +359,23 @@ def test_a_body_over_the_size_of_one_call_is_decoded_record_by_record(
     run_with_engine(scenario, tmp_path)
 
 
-def test_an_engine_is_behind_until_a_checkpoint_or_while_none_can_work() -> None:
+def test_engine_lags_until_a_checkpoint_or_while_none_can_run() -> None:
     with tidelog.open(
         "data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14, checkpoint_bytes=1_000
     ) as database:
         engine = engine_of(database)
         topic = engine.topic("t")
 
-        def behind() -> bool:
+        def lags() -> bool:
             return engine._checkpoints.is_behind
 
-        assert not behind()
+        assert not lags()
         topic.append(["x" * 4_000])
-        assert behind()
+        assert lags()
         assert not engine.is_behind, "without threads nothing would end it"
-        engine._context.health.failed(CHECKPOINT_TASK, OSError("no room"))
-        assert not behind(), "a checkpoint that fails does not block writers"
+        engine._context.health.failed(CHECKPOINT_TASK, OSError("disk full"))
+        assert not lags(), "a checkpoint that fails does not block writers"
         engine.checkpoint()
-        assert not behind()
+        assert not lags()
         topic.append(["x" * 4_000])
-        assert behind()
+        assert lags()

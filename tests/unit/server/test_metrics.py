@@ -1,4 +1,4 @@
-"""The figures of a server: contract section 2.12, and what we count beside it."""
+"""The metrics of a server: contract section 2.12, and further ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def scraped(world: ServerHarness) -> Scrape:
     return Scrape(got.body.decode())
 
 
-def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
+def test_every_metric_of_the_contract_has_its_type() -> None:
     async def scenario(world: ServerHarness) -> None:
         queue = world.topic("q", type="queue")
         queue.append(b"job")
@@ -105,7 +105,7 @@ def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
     run_scenario(scenario)
 
 
-def test_totals_are_those_of_all_topics() -> None:
+def test_totals_cover_all_topics() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a", durability="fsync").append([b"12345", b"67890"])
         world.topic("b", durability="ephemeral").append(b"xyz")
@@ -129,7 +129,7 @@ def test_totals_are_those_of_all_topics() -> None:
     run_scenario(scenario)
 
 
-def test_json_has_the_keys_of_the_contract_and_the_figures_of_the_text() -> None:
+def test_json_has_the_keys_of_the_contract_and_the_values_of_the_text() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a", durability="fsync").append([b"12345"] * 3)
         world.clock.tick(1_234)
@@ -150,7 +150,7 @@ def test_json_has_the_keys_of_the_contract_and_the_figures_of_the_text() -> None
     run_scenario(scenario)
 
 
-def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Path) -> None:
+def test_fsync_histogram_is_cumulative_and_counts_every_fsync(tmp_path: Path) -> None:
     """Its buckets are the WAL's own, so nothing is counted twice or between two of them."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -169,7 +169,7 @@ def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Pa
     run_with_engine(scenario, tmp_path)
 
 
-def test_copies_of_routers_are_counted_apart() -> None:
+def test_copies_of_routers_are_counted_separately() -> None:
     async def scenario(world: ServerHarness) -> None:
         source = world.topic("a", durability="fsync")
         world.topic("b", durability="fsync")
@@ -186,14 +186,14 @@ def test_copies_of_routers_are_counted_apart() -> None:
     run_scenario(scenario)
 
 
-def test_syncs_fall_into_the_buckets_of_their_durations() -> None:
-    figures = group_commit.ShardStats()
+def test_fsyncs_are_counted_in_the_buckets_of_their_durations() -> None:
+    stats = group_commit.ShardStats()
     for us in (50, 51, 100, 100_000, 100_001):
-        figures.record_sync(us)
-    assert figures.sync_us_counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1], "a bound belongs to its own bucket"
+        stats.record_sync(us)
+    assert stats.sync_us_counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1], "a bound belongs to its own bucket"
 
 
-def test_at_rest_nothing_waits_and_a_stopped_disk_shows() -> None:
+def test_idle_wal_has_no_queue_and_a_failed_disk_is_read_only() -> None:
     async def scenario(world: ServerHarness) -> None:
         await post(world, "/v0/topics/a", [b'{"data":1}\n'] * 3)
         found = await scraped(world)
@@ -224,7 +224,7 @@ def test_traffic_is_counted_by_topic() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_that_is_gone_has_no_series_and_starts_anew() -> None:
+def test_dropped_topic_has_no_series_and_starts_from_zero() -> None:
     async def scenario(world: ServerHarness) -> None:
         for _ in range(2):
             await world.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
@@ -235,7 +235,7 @@ def test_a_topic_that_is_gone_has_no_series_and_starts_anew() -> None:
     run_scenario(scenario)
 
 
-def test_requests_are_counted_by_route_and_not_by_name() -> None:
+def test_requests_are_counted_by_route_and_not_by_path() -> None:
     async def scenario(world: ServerHarness) -> None:
         for name in ("a", "b"):
             await world.ask("PUT", f"/v0/topics/{name}", {})
@@ -256,13 +256,13 @@ def test_requests_are_counted_by_route_and_not_by_name() -> None:
 
         assert count("/v0/topics/{topic}", "PUT", "201") == 2
         assert count("/v0/topics/{topic}", "GET", "200") == 1
-        assert count("other", "GET", "404") == 2, "nobody makes series by asking for what is not there"
+        assert count("other", "GET", "404") == 2, "unknown paths create no series"
         assert count("/v0/topics/{topic}", "other", "405") == 2
 
     run_scenario(scenario)
 
 
-def test_times_fall_into_their_buckets() -> None:
+def test_response_times_are_counted_in_their_buckets() -> None:
     async def scenario(world: ServerHarness) -> None:
         metrics = world.service.metrics
         for seconds in (0.0005, 0.0006, 2.0, 99.0):
@@ -292,7 +292,7 @@ def test_only_the_first_thousand_topics_have_series() -> None:
     run_scenario(scenario)
 
 
-def test_streams_and_sessions_are_counted_while_they_last() -> None:
+def test_open_streams_and_sessions_are_counted() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         await world.watch({"a": {}})
@@ -311,7 +311,7 @@ def _anybody() -> Any:
     return ANONYMOUS
 
 
-def test_figures_are_there_before_the_engine_is() -> None:
+def test_metrics_are_available_before_recovery() -> None:
     """2.12: 200 always."""
 
     async def run() -> None:
@@ -331,7 +331,7 @@ def test_figures_are_there_before_the_engine_is() -> None:
     asyncio.run(run())
 
 
-def test_labels_are_escaped_and_whole_numbers_look_like_it() -> None:
+def test_labels_are_escaped_and_integers_have_no_fraction() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.service.metrics.count_responses('a"b\\c\nd', "GET", 200, 0.5)
         found = await scraped(world)
@@ -343,7 +343,7 @@ def test_labels_are_escaped_and_whole_numbers_look_like_it() -> None:
     run_scenario(scenario)
 
 
-def test_looking_at_figures_expires_nothing_and_reads_nobody() -> None:
+def test_scrape_expires_nothing_and_counts_as_no_read() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", ttl_ms=10)
         topic.append(b"x")

@@ -29,7 +29,7 @@ def asks(origins: OriginPolicy, host: str | None, **headers: str) -> bool:
     return True
 
 
-def test_the_address_it_listens_on_is_its_own() -> None:
+def test_listen_address_is_an_own_host() -> None:
     made = OriginPolicy("tide.internal", "", "", keys=False)
     assert asks(made, "TIDE.internal:4000")
     assert asks(made, "192.0.2.1")
@@ -46,32 +46,32 @@ BAD_HOSTS = (
 
 
 @pytest.mark.parametrize("host", BAD_HOSTS)
-def test_what_is_no_host_is_none_of_the_servers(host: str) -> None:
+def test_invalid_host_is_rejected(host: str) -> None:
     for listens in ("127.0.0.1", "", "0.0.0.0"):
         assert not asks(OriginPolicy(listens, "", "", keys=False), host)
 
 
 @pytest.mark.parametrize("host", ["[::1%lo]:4000", "localhost.:4000", "127.0.0.1.", "localhost:"])
-def test_other_ways_to_write_a_loopback_host(host: str) -> None:
+def test_loopback_host_may_be_written_in_other_ways(host: str) -> None:
     assert asks(OriginPolicy("127.0.0.1", "", "", keys=False), host)
 
 
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize("host", ["", *BAD_HOSTS, None])
 @pytest.mark.parametrize("origin", ["null", "", "http://", "://", "evil", "http://:4000", "file://"])
-def test_a_page_without_an_origin_is_never_the_servers_own(host: str | None, origin: str, keys: bool) -> None:
+def test_null_origin_is_never_the_servers_own(host: str | None, origin: str, keys: bool) -> None:
     """`null` is the origin of a sandboxed page: with an empty Host it counted as the same."""
     assert not asks(OriginPolicy("127.0.0.1", "*", "", keys=keys), host, origin=origin)
 
 
-def test_an_origin_of_another_scheme_is_not_the_servers_own() -> None:
+def test_origin_of_another_scheme_is_not_the_servers_own() -> None:
     made = OriginPolicy("127.0.0.1", "", "", keys=True)
     assert asks(made, "tide.test", origin="https://tide.test")
     assert not asks(made, "tide.test", origin="ftp://tide.test")
     assert not asks(made, "tide.test", origin="chrome-extension://tide.test")
 
 
-def test_headers_that_come_twice() -> None:
+def test_repeated_host_and_origin_headers() -> None:
     made = OriginPolicy("127.0.0.1", "", "", keys=True)
 
     def status(*lines: tuple[bytes, bytes]) -> int:
@@ -88,13 +88,13 @@ def test_headers_that_come_twice() -> None:
     assert status(other, own, (b"host", b"localhost")) == 403
 
 
-def test_everything_may_be_allowed() -> None:
+def test_all_hosts_and_origins_may_be_allowed() -> None:
     made = OriginPolicy("127.0.0.1", "*", "*", keys=False)
     assert asks(made, "any.example", origin="https://other.example")
 
 
 @pytest.mark.parametrize("origin", ["ui.example", "https://ui.example/"])
-def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
+def test_invalid_allowed_origin_keeps_the_server_from_starting(origin: str) -> None:
     with pytest.raises(BadInput, match="without a slash"):
         OriginPolicy("127.0.0.1", "", origin, keys=False)
 
@@ -110,9 +110,7 @@ def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
         ("localhost:1@evil.example", None, 403),
     ],
 )
-def test_the_application_inside_another_server_checks_them_too(
-    tmp_path: Path, host: str, origin: str | None, status: int
-) -> None:
+def test_asgi_application_checks_hosts_and_origins(tmp_path: Path, host: str, origin: str | None, status: int) -> None:
     async def run() -> int:
         sent: list[MutableMapping[str, Any]] = []
         headers = [(b"host", host.encode()), (b"content-type", b"application/json")]

@@ -56,7 +56,7 @@ def shown(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_limit_has_a_row_with_its_default(name: str) -> None:
+def test_every_limit_has_a_row_with_its_default(name: str) -> None:
     cell = defaults().get(PREFIX + name.upper())
     assert cell is not None, f"docs/security.md has no row for {PREFIX}{name.upper()}"
     assert re.search(rf"(?<![\d,]){shown(name)}(?![\d,]\d)", cell), f"{cell!r} does not say {shown(name)}"
@@ -67,7 +67,7 @@ def test_every_setting_on_the_page_exists() -> None:
     assert named(PAGE.read_text()) <= known
 
 
-def test_every_cap_of_the_settings_is_a_limit() -> None:
+def test_every_max_setting_is_a_limit() -> None:
     """A new one that is named as a limit gets a row."""
     caps = {each.name for each in fields(ServerConfig) if "max" in each.name.split("_")}
     assert caps - set(LIMITS) == {"segment_max_events", "segment_max_bytes", "segment_max_age_ms"}, "these only seal"

@@ -80,7 +80,7 @@ class Counted:
             await asyncio.sleep(0)
 
 
-def test_a_bomb_gives_way_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_yields_to_the_loop_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waited while a body of blank lines was inflated: no record was ever staged."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -97,7 +97,7 @@ def test_a_bomb_gives_way_after_every_step(tmp_path: Path, monkeypatch: pytest.M
     run_with_engine(scenario, tmp_path)
 
 
-def test_messages_without_rows_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_messages_without_rows_yield_to_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         counted = Counted(monkeypatch, ArrowBatchReader)
         async with listening(world) as client:
@@ -117,9 +117,9 @@ def record_connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     accepted: list[Any] = []
     enter = ServerState.add_connection
 
-    def recorded(house: ServerState, connection: Any) -> None:
+    def recorded(state: ServerState, connection: Any) -> None:
         accepted.append(connection)
-        enter(house, connection)
+        enter(state, connection)
 
     monkeypatch.setattr(ServerState, "add_connection", recorded)
     return accepted
@@ -155,7 +155,7 @@ def send_unfinished(client: Client, framing: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("leaves", ["abort", "close"])
 @pytest.mark.parametrize("framing", ["length", "chunked", "http2"])
-def test_a_bomb_ends_when_its_peer_leaves(
+def test_decompression_ends_when_its_client_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framing: str, leaves: str
 ) -> None:
     """A core was busy with it after every client had gone. With a chunked body that was noticed only after all that

@@ -1,4 +1,4 @@
-"""Plain writes of one turn become one batch, and nobody can tell but by the speed."""
+"""Plain writes of one turn become one batch; only the speed differs for their writers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_writes_of_one_turn_are_one_frame_and_each_has_its_seqs() -> None:
         one("x" * 270_000),
     ],
 )
-def test_what_is_not_plain_goes_by_itself(body: dict[str, Any]) -> None:
+def test_write_that_is_not_plain_is_not_batched(body: dict[str, Any]) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         first = world.begin("POST", WRITE, body)
@@ -80,7 +80,7 @@ def test_what_is_not_plain_goes_by_itself(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", [{"discard": "reject", "cap_records": 2}, {"ttl_ms": 1000}])
-def test_a_topic_that_may_refuse_is_asked_write_by_write(config: dict[str, Any]) -> None:
+def test_topic_that_may_reject_gets_each_write_by_itself(config: dict[str, Any]) -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t", **config)
         found = await answers([world.begin("POST", WRITE, one(n)) for n in range(3)])
@@ -90,7 +90,7 @@ def test_a_topic_that_may_refuse_is_asked_write_by_write(config: dict[str, Any])
     run_scenario(scenario)
 
 
-def test_texts_are_stored_compact_as_on_every_other_way() -> None:
+def test_batched_texts_are_stored_compact() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         texts = [b'{"records":[{"data":{"a" : "\\u00e9 \\/"}}]}', b'{"records":[{"data":[1,\n2]}]}']
@@ -100,7 +100,7 @@ def test_texts_are_stored_compact_as_on_every_other_way() -> None:
     run_scenario(scenario)
 
 
-def test_a_write_that_is_nested_too_deep_is_refused_alone() -> None:
+def test_write_that_is_nested_too_deep_is_rejected_alone() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         deep = b'{"records":[{"data":%b}]}' % (b"[" * 140 + b"]" * 140)
@@ -111,7 +111,7 @@ def test_a_write_that_is_nested_too_deep_is_refused_alone() -> None:
     run_scenario(scenario)
 
 
-def test_one_fate_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_batch_reaches_all_its_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         asked = [world.begin("POST", WRITE, one(n)) for n in range(3)]
@@ -127,7 +127,7 @@ def test_one_fate_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     run_scenario(scenario)
 
 
-def test_a_turn_that_brings_a_lot_does_not_wait_for_its_end() -> None:
+def test_large_batch_is_submitted_before_the_turn_ends() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         asked = [world.begin("POST", WRITE, one("x" * 200_000)) for _ in range(40)]

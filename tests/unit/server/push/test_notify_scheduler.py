@@ -1,4 +1,4 @@
-"""Topics take turns on the loop, by the governor's word; on a clock and a loop whose time is moved by hand."""
+"""The notification scheduler on a manual clock and a loop whose time is moved by the test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tidelog.server.scheduling.governor import Governor
 from tidelog.testing import ManualClock
 
 
-class Gong:
-    """A unit that notes when it was rung."""
+class FakeUnit:
+    """A unit that records its deliveries."""
 
     def __init__(self, name: str, log: list[str], *, priority: int = 0, peers: int = 1) -> None:
         self.name, self.priority, self.waiter_count = name, priority, peers
@@ -32,8 +32,8 @@ class Gong:
         return self.waiter_count
 
 
-class Stage:
-    """A pump on a loop of its own, and what weighs on it."""
+class SchedulerHarness:
+    """A scheduler on a loop of its own, with a fake load."""
 
     def __init__(self) -> None:
         self.clock, self.log = ManualClock(), list[str]()
@@ -42,17 +42,17 @@ class Stage:
         self.governor = Governor(workers=1, threads=2)
         self.health = HealthMonitor("server", lambda: 0)
         loop = asyncio.get_running_loop()
-        self.pump = NotifyScheduler(
+        self.scheduler = NotifyScheduler(
             loop, self.clock.monotonic_us, self.governor, lambda: (self.busy, self.ingest), self.health
         )
 
-    def gong(self, name: str, **more: Any) -> Gong:
-        return Gong(name, self.log, **more)
+    def unit(self, name: str, **more: Any) -> FakeUnit:
+        return FakeUnit(name, self.log, **more)
 
-    async def beats(self, count: int, ingest: float | None = None) -> None:
-        """So many samples of the governor."""
+    async def samples(self, count: int, ingest: float | None = None) -> None:
+        """Let the governor take samples."""
         self.ingest = self.ingest if ingest is None else ingest
-        self.pump.start_sampling()
+        self.scheduler.start_sampling()
         for _ in range(count):
             self.clock.tick(100)
             await asyncio.sleep(0.1)
@@ -62,196 +62,196 @@ class Stage:
             await asyncio.sleep(0)
 
 
-def act(scenario: Callable[[Stage], Awaitable[None]]) -> None:
+def run_with_scheduler(scenario: Callable[[SchedulerHarness], Awaitable[None]]) -> None:
     async def run() -> None:
-        stage = Stage()
+        harness = SchedulerHarness()
         try:
-            await scenario(stage)
+            await scenario(harness)
         finally:
-            stage.pump.stop()
+            harness.scheduler.stop()
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(run())
 
 
-def test_a_lone_topic_is_told_of_in_the_next_turn() -> None:
-    async def scenario(stage: Stage) -> None:
-        a = stage.gong("a")
-        stage.pump.schedule(a)
-        assert stage.log == []
-        await stage.turns()
-        assert stage.log == ["a"]
-        stage.pump.schedule(a)
-        await stage.turns()
-        assert stage.log == ["a", "a"], "and at once again: there is no window without pressure"
+def test_single_topic_is_notified_in_the_next_turn() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        a = harness.unit("a")
+        harness.scheduler.schedule(a)
+        assert harness.log == []
+        await harness.turns()
+        assert harness.log == ["a"]
+        harness.scheduler.schedule(a)
+        await harness.turns()
+        assert harness.log == ["a", "a"], "again at once: there is no delay without pressure"
 
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_few_who_wait_for_a_lone_topic_are_told_before_its_writers() -> None:
-    async def scenario(stage: Stage) -> None:
+def test_few_readers_of_a_single_topic_are_notified_before_its_writers() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
         few, many = (
-            stage.gong("few", peers=NOTIFY_NOW_WAITERS_MAX),
-            stage.gong("many", peers=NOTIFY_NOW_WAITERS_MAX + 1),
+            harness.unit("few", peers=NOTIFY_NOW_WAITERS_MAX),
+            harness.unit("many", peers=NOTIFY_NOW_WAITERS_MAX + 1),
         )
-        stage.pump.notify_now()
-        assert stage.log == [], "there is nothing to tell"
-        stage.pump.schedule(few)
-        stage.pump.notify_now()
-        assert stage.log == ["few"]
-        await stage.turns(2)
-        assert stage.log == ["few"], "once"
-        stage.pump.schedule(many)
-        stage.pump.notify_now()
-        assert stage.log == ["few"], "that would keep the writers waiting"
-        await stage.turns()
-        assert stage.log == ["few", "many"]
-        for gong in (few, many):
-            stage.pump.schedule(gong)
-        stage.pump.notify_now()
-        assert stage.log == ["few", "many"], "whose turn it is, is the ready set's word"
-        await stage.turns()
-        assert stage.log == ["few", "many", "few", "many"]
-        stage.pump.schedule(few)
-        stage.pump.forget(few)
-        stage.pump.notify_now()
-        await stage.turns()
-        assert len(stage.log) == 4, "nobody waits any more"
+        harness.scheduler.notify_now()
+        assert harness.log == [], "no topic is ready"
+        harness.scheduler.schedule(few)
+        harness.scheduler.notify_now()
+        assert harness.log == ["few"]
+        await harness.turns(2)
+        assert harness.log == ["few"], "once"
+        harness.scheduler.schedule(many)
+        harness.scheduler.notify_now()
+        assert harness.log == ["few"], "that would delay the writers"
+        await harness.turns()
+        assert harness.log == ["few", "many"]
+        for unit in (few, many):
+            harness.scheduler.schedule(unit)
+        harness.scheduler.notify_now()
+        assert harness.log == ["few", "many"], "the order is the fair queue's"
+        await harness.turns()
+        assert harness.log == ["few", "many", "few", "many"]
+        harness.scheduler.schedule(few)
+        harness.scheduler.forget(few)
+        harness.scheduler.notify_now()
+        await harness.turns()
+        assert len(harness.log) == 4, "it has no readers"
 
-    act(scenario)
-
-
-def test_a_turn_that_is_full_lets_others_in_and_order_is_by_urgency() -> None:
-    async def scenario(stage: Stage) -> None:
-        low = [stage.gong(f"low{number}", peers=TURN_WAITERS_MAX) for number in range(3)]
-        for gong in low:
-            stage.pump.schedule(gong)
-        await stage.turns()
-        assert stage.log == ["low0"], "as many peers as a turn wakes"
-        stage.pump.schedule(stage.gong("urgent", priority=900, peers=TURN_WAITERS_MAX))
-        await stage.turns()
-        assert stage.log == ["low0", "urgent"]
-        await stage.turns(2)
-        assert stage.log == ["low0", "urgent", "low1", "low2"]
-
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_a_turn_ends_when_its_time_is_over() -> None:
-    async def scenario(stage: Stage) -> None:
+def test_full_turn_yields_and_topics_are_served_by_priority() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        low = [harness.unit(f"low{number}", peers=TURN_WAITERS_MAX) for number in range(3)]
+        for unit in low:
+            harness.scheduler.schedule(unit)
+        await harness.turns()
+        assert harness.log == ["low0"], "as many readers as a turn notifies"
+        harness.scheduler.schedule(harness.unit("urgent", priority=900, peers=TURN_WAITERS_MAX))
+        await harness.turns()
+        assert harness.log == ["low0", "urgent"]
+        await harness.turns(2)
+        assert harness.log == ["low0", "urgent", "low1", "low2"]
+
+    run_with_scheduler(scenario)
+
+
+def test_turn_ends_when_its_time_is_over() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
         for number in range(4):
-            gong = stage.gong(str(number))
-            ring = gong.deliver
-            gong.deliver = lambda ring=ring: stage.clock.tick(1) or ring()  # type: ignore[method-assign,misc,func-returns-value,redundant-expr]
-            stage.pump.schedule(gong)
-        await stage.turns()
-        assert stage.log == ["0", "1"], "2 ms"
-        await stage.turns()
-        assert stage.log == ["0", "1", "2", "3"]
+            unit = harness.unit(str(number))
+            deliver = unit.deliver
+            unit.deliver = lambda deliver=deliver: harness.clock.tick(1) or deliver()  # type: ignore[method-assign,misc,func-returns-value,redundant-expr]
+            harness.scheduler.schedule(unit)
+        await harness.turns()
+        assert harness.log == ["0", "1"], "2 ms"
+        await harness.turns()
+        assert harness.log == ["0", "1", "2", "3"]
 
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_under_pressure_a_topic_is_left_alone_until_its_window_is_over() -> None:
-    async def scenario(stage: Stage) -> None:
-        await stage.beats(8, 0.6)
-        window_us = stage.governor.notify_delay_us
-        assert window_us == pytest.approx(10_000, abs=150)
-        a, b = stage.gong("a"), stage.gong("b")
-        stage.pump.schedule(a)
-        await stage.turns()
+def test_under_pressure_a_topic_is_delayed_after_a_notification() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        await harness.samples(8, 0.6)
+        delay_us = harness.governor.notify_delay_us
+        assert delay_us == pytest.approx(10_000, abs=150)
+        a, b = harness.unit("a"), harness.unit("b")
+        harness.scheduler.schedule(a)
+        await harness.turns()
         for _ in range(5):
-            stage.pump.schedule(a)
-        stage.pump.schedule(b)
-        await stage.turns(3)
-        assert stage.log == ["a", "b"], "another one is not held up by it"
-        assert (stage.pump.delayed_count, len(stage.pump.fair_queue)) == (1, 0)
+            harness.scheduler.schedule(a)
+        harness.scheduler.schedule(b)
+        await harness.turns(3)
+        assert harness.log == ["a", "b"], "another topic is not delayed by it"
+        assert (harness.scheduler.delayed_count, len(harness.scheduler.fair_queue)) == (1, 0)
         began_s = asyncio.get_running_loop().time()
-        while len(stage.log) == 2:
+        while len(harness.log) == 2:
             await asyncio.sleep(0.001)
-        assert stage.log == ["a", "b", "a"], "once for all five"
-        assert asyncio.get_running_loop().time() - began_s == pytest.approx(window_us / 1e6, abs=0.002)
-        assert stage.pump.delayed_count == 0
+        assert harness.log == ["a", "b", "a"], "once for all five"
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(delay_us / 1e6, abs=0.002)
+        assert harness.scheduler.delayed_count == 0
 
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_what_is_held_for_its_window_is_not_late() -> None:
-    """Otherwise the window would be the reason for itself."""
+def test_delay_of_a_topic_does_not_count_as_latency() -> None:
+    """Otherwise the delay would be the reason for itself."""
 
-    async def scenario(stage: Stage) -> None:
-        await stage.beats(8, 0.6)
-        a = stage.gong("a")
-        stage.pump.schedule(a)
-        await stage.turns()
-        stage.pump.schedule(a)
+    async def scenario(harness: SchedulerHarness) -> None:
+        await harness.samples(8, 0.6)
+        a = harness.unit("a")
+        harness.scheduler.schedule(a)
+        await harness.turns()
+        harness.scheduler.schedule(a)
         for _ in range(15):
-            stage.clock.tick(1)
+            harness.clock.tick(1)
             await asyncio.sleep(0.001)
-        assert stage.log == ["a", "a"]
-        assert stage.governor._delay_sum_us <= 1_000, "the step of this clock"
+        assert harness.log == ["a", "a"]
+        assert harness.governor._delay_sum_us <= 1_000, "the step of this clock"
 
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_one_that_nobody_waits_for_is_not_told_of() -> None:
-    async def scenario(stage: Stage) -> None:
-        await stage.beats(8, 0.6)
-        a, b = stage.gong("a"), stage.gong("b")
-        stage.pump.schedule(a)
-        await stage.turns()
-        stage.pump.schedule(a)  # held
-        stage.pump.schedule(b)  # ready
-        stage.pump.forget(a)
-        stage.pump.forget(b)
+def test_forgotten_topic_is_not_notified() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        await harness.samples(8, 0.6)
+        a, b = harness.unit("a"), harness.unit("b")
+        harness.scheduler.schedule(a)
+        await harness.turns()
+        harness.scheduler.schedule(a)  # delayed
+        harness.scheduler.schedule(b)  # ready
+        harness.scheduler.forget(a)
+        harness.scheduler.forget(b)
         await asyncio.sleep(1)
-        assert stage.log == ["a"]
+        assert harness.log == ["a"]
 
-    act(scenario)
-
-
-def test_low_work_is_deferred_and_comes_back() -> None:
-    async def scenario(stage: Stage) -> None:
-        low, plain = stage.gong("low", priority=-5), stage.gong("plain")
-        await stage.beats(12, 1.0)
-        assert stage.governor.is_deferring
-        stage.pump.schedule(low)
-        stage.pump.schedule(plain)
-        await stage.beats(20)
-        assert stage.log == ["plain"]
-        assert stage.pump.fair_queue.deferred_count == 1
-        await stage.beats(1, 0.0)
-        assert stage.governor.pressure < 0.6
-        await stage.turns(2)
-        assert stage.log == ["plain", "low"]
-        await stage.beats(12)
-        assert stage.governor.is_calm, "a release is no reason for another deferral"
-
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_nothing_beats_while_nothing_is_going_on() -> None:
-    async def scenario(stage: Stage) -> None:
-        beating = [stage.pump._sample_timer is not None]
-        stage.pump.schedule(stage.gong("a"))
-        await stage.turns()
-        beating.append(stage.pump._sample_timer is not None)
-        await stage.beats(5)
-        beating.append(stage.pump._sample_timer is not None)
-        assert beating == [False, True, False]
-        stage.busy = 1
-        stage.pump.start_sampling()
-        await stage.beats(5)
-        assert stage.pump._sample_timer is not None, "as long as somebody is at work"
+def test_low_priority_topics_are_deferred_and_resumed() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        low, plain = harness.unit("low", priority=-5), harness.unit("plain")
+        await harness.samples(12, 1.0)
+        assert harness.governor.is_deferring
+        harness.scheduler.schedule(low)
+        harness.scheduler.schedule(plain)
+        await harness.samples(20)
+        assert harness.log == ["plain"]
+        assert harness.scheduler.fair_queue.deferred_count == 1
+        await harness.samples(1, 0.0)
+        assert harness.governor.pressure < 0.6
+        await harness.turns(2)
+        assert harness.log == ["plain", "low"]
+        await harness.samples(12)
+        assert harness.governor.is_calm, "resuming is no reason for another deferral"
 
-    act(scenario)
+    run_with_scheduler(scenario)
+
+
+def test_idle_scheduler_takes_no_samples() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        has_timer = [harness.scheduler._sample_timer is not None]
+        harness.scheduler.schedule(harness.unit("a"))
+        await harness.turns()
+        has_timer.append(harness.scheduler._sample_timer is not None)
+        await harness.samples(5)
+        has_timer.append(harness.scheduler._sample_timer is not None)
+        assert has_timer == [False, True, False]
+        harness.busy = 1
+        harness.scheduler.start_sampling()
+        await harness.samples(5)
+        assert harness.scheduler._sample_timer is not None, "while a call is in the pool"
+
+    run_with_scheduler(scenario)
 
 
 # Over topics ------------------------------------------------------------------------------------------------
 
 
 def press(world: ServerHarness, pressure: float, *, deferring: bool = False) -> None:
-    """Have the server be pressed, without anybody sampling it."""
+    """Set the pressure of the server and stop its samples."""
     governor = world.service.push.governor
     governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
     governor.pressure = pressure
@@ -261,7 +261,7 @@ def press(world: ServerHarness, pressure: float, *, deferring: bool = False) -> 
         world.service.push.scheduler.fair_queue.defer()
 
 
-def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
+def test_deferred_topic_is_not_pushed_but_can_be_read() -> None:
     async def scenario(world: ServerHarness) -> None:
         low, plain = world.topic("low", priority=-1), world.topic("plain")
         tap = FakeSink()
@@ -275,7 +275,7 @@ def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
             _, body = await world.ask("POST", "/v0/topics/low/diff", {"from_seq": 0})
             assert [record["$seq"] for record in body["records"]] == [1, 2]
             _, body = await world.ask("POST", "/v0/topics/low/diff", {"from_seq": 0, "wait_ms": 1000})
-            assert body["head_seq"] == 2, "a long poll looks before it waits"
+            assert body["head_seq"] == 2, "a long poll reads before it waits"
             polled = world.begin("POST", "/v0/topics/low/diff", {"from_seq": 2, "wait_ms": 1000})
             low.append([4])
             answer = await polled.answer()
@@ -289,7 +289,7 @@ def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
     run_scenario(scenario)
 
 
-def test_the_drop_of_a_deferred_topic_is_told_at_once() -> None:
+def test_drop_of_a_deferred_topic_is_delivered_at_once() -> None:
     async def scenario(world: ServerHarness) -> None:
         low = world.topic("low", priority=-1)
         tap = FakeSink()
@@ -306,7 +306,7 @@ def test_the_drop_of_a_deferred_topic_is_told_at_once() -> None:
     run_scenario(scenario)
 
 
-def test_a_stop_is_told_to_those_who_follow_deferred_topics() -> None:
+def test_stop_reaches_followers_of_deferred_topics() -> None:
     async def scenario(world: ServerHarness) -> None:
         low = world.topic("low", priority=-1)
         tap = FakeSink()
@@ -321,15 +321,15 @@ def test_a_stop_is_told_to_those_who_follow_deferred_topics() -> None:
     run_scenario(scenario)
 
 
-def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
+def test_notifications_from_other_threads_are_delivered_once_each() -> None:
     async def scenario(world: ServerHarness) -> None:
         topics = [world.topic(f"t{number}") for number in range(20)]
-        heard = [0] * len(topics)
+        notified_counts = [0] * len(topics)
         wakes = []
         for number, topic in enumerate(topics):
 
             def wake(number: int = number) -> None:
-                heard[number] += 1
+                notified_counts[number] += 1
 
             wakes.append(wake)
             world.service.push.notifiers.add(topic, wake)
@@ -344,46 +344,46 @@ def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
             other.start()
             other.join()
             await let_idle(0.01)
-            assert heard == [times] * len(topics), "two writes before anybody listened, one ring"
+            assert notified_counts == [times] * len(topics), "two writes before the turn, one notification"
         for topic, wake in zip(topics, wakes, strict=True):
             world.service.push.notifiers.remove(topic, wake)
 
     run_scenario(scenario)
 
 
-def test_a_topic_whose_readers_break_keeps_no_other_from_its_turn() -> None:
-    async def scenario(stage: Stage) -> None:
-        class Broken(Gong):
+def test_error_of_one_topics_readers_does_not_stop_the_turn() -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        class Broken(FakeUnit):
             def deliver(self) -> int:
                 raise ZeroDivisionError("a bug")
 
-        stage.pump.schedule(Broken("x", stage.log))
-        stage.pump.schedule(stage.gong("a"))
-        stage.pump.schedule(stage.gong("b"))
-        await stage.turns(3)
-        assert stage.log == ["a", "b"]
-        task = stage.health.tasks()[0]
+        harness.scheduler.schedule(Broken("x", harness.log))
+        harness.scheduler.schedule(harness.unit("a"))
+        harness.scheduler.schedule(harness.unit("b"))
+        await harness.turns(3)
+        assert harness.log == ["a", "b"]
+        task = harness.health.tasks()[0]
         assert (task.name, task.failures, task.last_error) == ("turns", 1, "ZeroDivisionError: a bug")
-        stage.pump.schedule(stage.gong("c"))
-        await stage.turns(3)
-        assert stage.health.tasks()[0].failing == 0
+        harness.scheduler.schedule(harness.unit("c"))
+        await harness.turns(3)
+        assert harness.health.tasks()[0].failing == 0
 
-    act(scenario)
+    run_with_scheduler(scenario)
 
 
-def test_a_beat_that_breaks_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(stage: Stage) -> None:
-        beats = list[int]()
+def test_sampling_continues_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(harness: SchedulerHarness) -> None:
+        samples = list[int]()
 
         def sample(*_: object, **__: object) -> None:
-            beats.append(1)
-            if len(beats) < 3:
+            samples.append(1)
+            if len(samples) < 3:
                 raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(stage.governor, "sample", sample)
-        stage.busy = 1
-        await stage.beats(5)
-        assert len(beats) >= 4
-        assert [(task.name, task.failures, task.failing) for task in stage.health.tasks()] == [("pressure", 2, 0)]
+        monkeypatch.setattr(harness.governor, "sample", sample)
+        harness.busy = 1
+        await harness.samples(5)
+        assert len(samples) >= 4
+        assert [(task.name, task.failures, task.failing) for task in harness.health.tasks()] == [("pressure", 2, 0)]
 
-    act(scenario)
+    run_with_scheduler(scenario)

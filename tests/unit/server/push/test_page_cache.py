@@ -44,7 +44,7 @@ def records(text: bytes) -> list[int]:
     return [record["$seq"] for record in json.loads(b"{" + text)["records"]] if text else []
 
 
-def test_what_the_same_is_asked_of_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_requests_share_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Rendered(monkeypatch)
 
     async def scenario(world: ServerHarness) -> None:
@@ -71,8 +71,8 @@ def test_what_the_same_is_asked_of_is_made_once(monkeypatch: pytest.MonkeyPatch)
     run_scenario(scenario)
 
 
-def test_a_record_is_not_shown_after_its_delete_returned() -> None:
-    """G70, contract 2.7. Method: the page with it was asked for just before, and lies there."""
+def test_deleted_record_is_not_returned_from_the_cache() -> None:
+    """G70, contract 2.7. Method: the page with it was requested just before, and is cached."""
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
@@ -88,7 +88,7 @@ def test_a_record_is_not_shown_after_its_delete_returned() -> None:
     run_scenario(scenario)
 
 
-def test_a_write_beside_a_delete_makes_another_page_although_as_many_records_live() -> None:
+def test_write_and_delete_invalidate_a_page_with_the_same_record_count() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         topic.append([1, 2])
@@ -100,8 +100,8 @@ def test_a_write_beside_a_delete_makes_another_page_although_as_many_records_liv
     run_scenario(scenario)
 
 
-def test_records_past_their_age_are_not_shown_and_their_loss_is() -> None:
-    """Contract 3.3: exact to whoever looks, also where nothing was written since."""
+def test_expired_records_are_not_returned_and_their_gap_is() -> None:
+    """Contract 3.3: exact for every reader, also where nothing was written since."""
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", ttl_ms=1000)
@@ -119,7 +119,7 @@ def test_records_past_their_age_are_not_shown_and_their_loss_is() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_that_stops_to_filter_by_node_shows_what_it_hid() -> None:
+def test_page_changes_when_a_topic_stops_filtering_by_node() -> None:
     async def scenario(world: ServerHarness) -> None:
         view = VIEW._replace(nodes=frozenset((b"me",)))
         topic = world.topic("a")
@@ -131,7 +131,7 @@ def test_a_topic_that_stops_to_filter_by_node_shows_what_it_hid() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_made_again_is_another_one_and_a_dropped_one_is_gone() -> None:
+def test_recreated_topic_has_its_own_pages_and_dropped_topic_has_none() -> None:
     async def scenario(world: ServerHarness) -> None:
         old = world.topic("a")
         old.append([1])
@@ -146,7 +146,7 @@ def test_a_topic_made_again_is_another_one_and_a_dropped_one_is_gone() -> None:
     run_scenario(scenario)
 
 
-def test_what_is_kept_is_bounded_in_bytes_and_in_number_and_the_oldest_goes() -> None:
+def test_cache_is_bounded_in_bytes_and_pages_and_evicts_the_oldest() -> None:
     async def scenario(world: ServerHarness) -> None:
         kept = PageCache(bytes_max=1000, pages_max=3)
         world.service.push.page_cache = kept
@@ -178,8 +178,8 @@ def cold(world: ServerHarness, count: int = 3) -> Topic:
     return topic
 
 
-def test_a_page_from_disk_is_read_off_the_loop_once_for_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: nobody gets it before all have asked, since the reading thread is held up."""
+def test_page_from_disk_is_read_once_off_the_loop_for_all_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: the reading thread is blocked until all readers have requested the page."""
     go = Event()
     made = Rendered(monkeypatch, lambda: go.wait(30))
 
@@ -200,7 +200,7 @@ def test_a_page_from_disk_is_read_off_the_loop_once_for_all_who_wait_for_it(monk
     run_scenario(scenario)
 
 
-def test_a_delete_while_a_page_is_read_from_disk_is_seen_by_whoever_asks_after_it(
+def test_delete_during_a_disk_read_is_visible_to_later_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go = Event()
@@ -221,7 +221,7 @@ def test_a_delete_while_a_page_is_read_from_disk_is_seen_by_whoever_asks_after_i
     run_scenario(scenario)
 
 
-def test_an_error_of_a_shared_read_reaches_all_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_shared_read_reaches_all_waiters_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged() -> None:
         raise Corrupt("a segment", pos=7, reason="planted")
 
@@ -242,10 +242,10 @@ def test_an_error_of_a_shared_read_reaches_all_and_is_not_kept(monkeypatch: pyte
         assert records(await body(world, topic)) == [1, 2, 3]
 
     run_scenario(scenario)
-    assert not trouble, "nobody was left to hear of it, and that is no trouble"
+    assert not trouble, "no reader was left, and the error is not logged"
 
 
-def test_peers_to_whom_the_same_is_said_share_one_object_and_few_are_kept() -> None:
+def test_peers_with_equal_frames_share_one_object_and_few_frames_are_cached() -> None:
     page = EncodedPage("a", b'"records":[]}', 1, None, 1, 1)
     made: list[bytes] = []
 

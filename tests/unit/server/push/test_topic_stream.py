@@ -44,7 +44,7 @@ def brief(events: list[Event]) -> list[tuple[str, str, Any]]:
 
 
 def test_every_frame_byte_for_byte() -> None:
-    """Contract 3.8: field order, one space behind colons, LF, compact JSON, one data line, an id on every event."""
+    """Contract 3.8: field order, one space after colons, LF, compact JSON, one data line, an id on every event."""
 
     async def scenario(world: ServerHarness) -> None:
         a, b = world.topic("a", cap_records=2), world.topic("b")
@@ -80,7 +80,7 @@ def test_every_frame_byte_for_byte() -> None:
     run_scenario(scenario)
 
 
-def test_a_cursor_is_base64url_without_padding_of_what_was_passed() -> None:
+def test_cursor_is_unpadded_base64url_of_the_positions() -> None:
     """Contract 3.8, its example."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -103,7 +103,7 @@ def test_a_cursor_is_base64url_without_padding_of_what_was_passed() -> None:
         ({"include_data": False, "include_meta": False, "include_tags": True}, {"$node": "n", "$tag": "t"}),
     ],
 )
-def test_a_record_has_the_fields_that_were_asked_for(options: dict[str, Any], record: dict[str, Any]) -> None:
+def test_record_has_the_requested_fields(options: dict[str, Any], record: dict[str, Any]) -> None:
     """Contract 3.8: include_data drops data alone."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -119,7 +119,7 @@ def test_a_record_has_the_fields_that_were_asked_for(options: dict[str, Any], re
 # Order ----------------------------------------------------------------------------------------------------
 
 
-def test_at_the_head_a_stream_says_so_at_once_and_then_after_every_burst() -> None:
+def test_caught_up_is_sent_at_the_head_and_after_every_burst() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         tap = FakeSink()
@@ -142,7 +142,7 @@ def test_at_the_head_a_stream_says_so_at_once_and_then_after_every_burst() -> No
     run_scenario(scenario)
 
 
-def test_topics_come_in_the_order_of_their_names_each_to_its_head() -> None:
+def test_topics_are_sent_in_name_order_each_up_to_its_head() -> None:
     async def scenario(world: ServerHarness) -> None:
         for name in ("c", "a", "b"):
             world.topic(name).append([1, 2, 3])
@@ -155,7 +155,7 @@ def test_topics_come_in_the_order_of_their_names_each_to_its_head() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_that_is_written_all_the_time_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_with_constant_writes_does_not_delay_other_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: every read of `a` writes another record to it, for as long as `b` was not heard."""
     heard: list[str] = []
     real = page_cache.read_page
@@ -183,7 +183,7 @@ def test_a_topic_that_is_written_all_the_time_does_not_hold_up_the_others(monkey
     run_scenario(scenario)
 
 
-def test_a_record_that_comes_between_the_look_and_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_between_the_read_and_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """E4, contract D3. Method: the record is written when the page that lacks it was just made."""
     real = page_cache.read_page
 
@@ -205,7 +205,7 @@ def test_a_record_that_comes_between_the_look_and_the_wait_is_not_missed(monkeyp
     run_scenario(scenario)
 
 
-def test_pages_keep_to_the_limit_and_to_the_bytes() -> None:
+def test_pages_respect_the_record_and_byte_limits() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a").append([KB] * 5)
         tap = FakeSink()
@@ -220,7 +220,7 @@ def test_pages_keep_to_the_limit_and_to_the_bytes() -> None:
 # Filters --------------------------------------------------------------------------------------------------
 
 
-def test_to_seq_and_the_id_go_past_records_of_ones_own_node() -> None:
+def test_to_seq_and_cursor_pass_filtered_records() -> None:
     """Contract 3.8 [T]: trailing records that were filtered count as passed."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -241,7 +241,7 @@ def test_to_seq_and_the_id_go_past_records_of_ones_own_node() -> None:
     run_scenario(scenario)
 
 
-def test_a_burst_that_ends_in_filtered_records_is_over_all_the_same() -> None:
+def test_burst_that_ends_in_filtered_records_is_caught_up() -> None:
     """Contract 3.8: after every burst. Method: its last page has nothing to show."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -257,7 +257,7 @@ def test_a_burst_that_ends_in_filtered_records_is_over_all_the_same() -> None:
     run_scenario(scenario)
 
 
-def test_where_all_is_filtered_a_stream_is_caught_up_at_once() -> None:
+def test_stream_with_all_records_filtered_is_caught_up_at_once() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a").append([1, 2], node="me")
         tap = FakeSink()
@@ -269,7 +269,7 @@ def test_where_all_is_filtered_a_stream_is_caught_up_at_once() -> None:
     run_scenario(scenario)
 
 
-def test_a_deleted_prefix_is_passed_in_silence() -> None:
+def test_deleted_prefix_is_skipped_without_a_tombstone() -> None:
     """Contract 3.4 [T]: only what was lost is alarming."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -287,7 +287,7 @@ def test_a_deleted_prefix_is_passed_in_silence() -> None:
 # Losses ---------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_is_the_cursors_at_first_and_has_its_real_reason_later() -> None:
+def test_first_gap_blames_the_cursor_and_later_gaps_have_their_reason() -> None:
     """Contract 3.8. Method: the peer is stuck while more is written than the topic keeps."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -316,8 +316,8 @@ def test_a_loss_is_the_cursors_at_first_and_has_its_real_reason_later() -> None:
     run_scenario(scenario)
 
 
-def test_records_past_their_age_are_a_loss() -> None:
-    """Contract 3.3. The floor is made durable off the loop before anybody is told."""
+def test_expired_records_are_a_gap() -> None:
+    """Contract 3.3. The floor is made durable off the loop before the gap is sent."""
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", ttl_ms=1000)
@@ -333,7 +333,7 @@ def test_records_past_their_age_are_a_loss() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_made_again_behind_a_session_is_said_to_be_and_is_read_from_its_beginning() -> None:
+def test_recreated_topic_of_a_session_is_reported_and_read_from_its_beginning() -> None:
     """Contract 3.4, D10. A client that comes back with the id of the tombstone misses nothing of the new topic."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -353,7 +353,7 @@ def test_a_topic_made_again_behind_a_session_is_said_to_be_and_is_read_from_its_
 # Topics that go -------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_is_told_of_at_once_and_the_others_go_on() -> None:
+def test_topic_deleted_is_sent_at_once_and_other_topics_continue() -> None:
     """Contract 3.8 [T], D4: the deletion itself wakes."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -382,7 +382,7 @@ def test_a_deleted_topic_is_told_of_at_once_and_the_others_go_on() -> None:
     run_scenario(scenario)
 
 
-def test_a_topic_deleted_while_it_is_read_from_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_deleted_is_sent_for_a_delete_during_a_disk_read(monkeypatch: pytest.MonkeyPatch) -> None:
     real = page_cache.read_page
 
     async def scenario(world: ServerHarness) -> None:
@@ -404,8 +404,8 @@ def test_a_topic_deleted_while_it_is_read_from_disk_is_told_of(monkeypatch: pyte
     run_scenario(scenario)
 
 
-def test_a_topic_deleted_and_made_again_at_once_is_still_told_of() -> None:
-    """Contract 2.4: watchers get topic-deleted, however fast somebody else is."""
+def test_topic_deleted_is_sent_when_a_topic_is_recreated_at_once() -> None:
+    """Contract 2.4: watchers get topic-deleted, however fast the topic is created again."""
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("a").append([1])
@@ -420,7 +420,7 @@ def test_a_topic_deleted_and_made_again_at_once_is_still_told_of() -> None:
     run_scenario(scenario)
 
 
-def test_a_stream_ends_when_its_last_topic_is_gone() -> None:
+def test_stream_ends_when_its_last_topic_is_deleted() -> None:
     async def scenario(world: ServerHarness) -> None:
         for name in ("a", "b", "c"):
             world.topic(name)
@@ -442,7 +442,7 @@ def test_a_stream_ends_when_its_last_topic_is_gone() -> None:
     run_scenario(scenario)
 
 
-def test_a_session_without_topics_ends_at_once() -> None:
+def test_stream_of_a_session_without_topics_ends_at_once() -> None:
     """Contract 2.9: all unknown, lenient."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -456,7 +456,7 @@ def test_a_session_without_topics_ends_at_once() -> None:
     run_scenario(scenario)
 
 
-def test_records_that_cannot_be_read_end_a_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_records_end_a_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def render(*_: object) -> EncodedPage:
         raise Corrupt("a segment", pos=7, reason="planted")
 
@@ -484,8 +484,8 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_peer_that_waits_is_told_in_the_turn_in_which_the_bell_rings() -> None:
-    """Method: the bells are rung by hand, and nobody else gets a turn of the loop before we look."""
+def test_waiting_peer_is_sent_records_during_the_notification() -> None:
+    """Method: notifiers are called directly, and no other task runs before the check."""
 
     async def scenario(world: ServerHarness) -> None:
         topic, taps = world.topic("a"), [FakeSink() for _ in range(3)]
@@ -506,8 +506,8 @@ def test_a_peer_that_waits_is_told_in_the_turn_in_which_the_bell_rings() -> None
     run_scenario(scenario)
 
 
-def test_whatever_is_out_of_the_ordinary_is_the_loops() -> None:
-    """More than a page, a peer that is behind, a topic that is gone: nothing is lost, nothing is said twice."""
+def test_unusual_cases_are_left_to_the_loop() -> None:
+    """More than a page, a peer that lags, a dropped topic: nothing is lost, nothing is sent twice."""
 
     async def scenario(world: ServerHarness) -> None:
         topic, other, tap = world.topic("a"), world.topic("b"), FakeSink()
@@ -545,7 +545,7 @@ def test_whatever_is_out_of_the_ordinary_is_the_loops() -> None:
     run_scenario(scenario)
 
 
-def test_a_mistake_in_telling_one_peer_cuts_it_off_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_sending_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic, broken, sound = world.topic("a"), FakeSink(), FakeSink()
         first = await world.stream(await world.watch({"a": {}}), broken)
@@ -564,7 +564,7 @@ def test_a_mistake_in_telling_one_peer_cuts_it_off_and_no_other(monkeypatch: pyt
     run_scenario(scenario)
 
 
-def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_encoding_a_page_does_not_stop_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     real = page_cache.build_page
 
     def page_of(name: str, from_seq: int, found: JsonPage) -> EncodedPage:
@@ -586,7 +586,7 @@ def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeyp
                 await first.ended()
             assert brief(tap.events)[-2:] == [("record", "b", [2]), ("caught-up", "b", 2)]
         broken.append([3])
-        assert not world.service.push.scheduler.fair_queue._serving, "nobody is being served for ever"
+        assert not world.service.push.scheduler.fair_queue._serving, "no topic stays in service"
 
     run_scenario(scenario)
 
@@ -598,7 +598,7 @@ def times(tap: FakeSink) -> list[int]:
     return [index for index, frame in enumerate(tap.frames) if frame.startswith(b": hb ")]
 
 
-def test_a_heartbeat_comes_when_nothing_was_said_for_so_long() -> None:
+def test_heartbeat_is_sent_when_nothing_was_sent_for_an_interval() -> None:
     """Contract 3.8. Method: any event starts the count anew; the loop's time is read, none passes for real."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -625,7 +625,9 @@ def test_a_heartbeat_comes_when_nothing_was_said_for_so_long() -> None:
     ("asked", "floor", "every_s"),
     [(None, None, 15.0), (1, None, 1.0), (90_000, None, 60.0), (1, 20, 0.02), (500, 20, 0.5), (0, 5_000, 1.0)],
 )
-def test_how_often_is_held_between_a_floor_and_a_minute(asked: int | None, floor: int | None, every_s: float) -> None:
+def test_heartbeat_interval_is_between_its_minimum_and_a_minute(
+    asked: int | None, floor: int | None, every_s: float
+) -> None:
     """Contract 1.12, and the floor of tests in 1.2."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -642,7 +644,7 @@ def test_how_often_is_held_between_a_floor_and_a_minute(asked: int | None, floor
     run_scenario(scenario, test_min_heartbeat_ms=floor)
 
 
-def test_heartbeats_do_not_pile_up_before_a_peer_that_takes_nothing() -> None:
+def test_heartbeats_do_not_accumulate_for_a_peer_that_reads_nothing() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         tap = FakeSink()
@@ -664,7 +666,7 @@ def test_heartbeats_do_not_pile_up_before_a_peer_that_takes_nothing() -> None:
 # The end of the server ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_stops_tells_every_stream_and_none_outlives_it() -> None:
+def test_stop_ends_every_stream_with_a_shutdown_event() -> None:
     """Contract 1.2 [T], 3.8. Method: one waits, one waits for its peer, one only begins. All in no time."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -699,7 +701,7 @@ def test_a_server_that_stops_tells_every_stream_and_none_outlives_it() -> None:
 # Slow peers -----------------------------------------------------------------------------------------------
 
 
-def test_a_slow_peer_costs_only_itself_and_a_bounded_amount() -> None:
+def test_slow_peer_delays_no_other_and_uses_bounded_memory() -> None:
     """S3. Method: one peer is stuck, one is not; a hundred times the mark is written."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -730,7 +732,7 @@ def test_a_slow_peer_costs_only_itself_and_a_bounded_amount() -> None:
     run_scenario(scenario)
 
 
-def test_what_a_slow_peer_missed_comes_in_larger_pages() -> None:
+def test_slow_peer_catches_up_in_larger_pages() -> None:
     """S3: coalescing. Method: one record is written at a time while the peer is stuck."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -753,7 +755,7 @@ def test_what_a_slow_peer_missed_comes_in_larger_pages() -> None:
     run_scenario(scenario)
 
 
-def test_a_peer_that_takes_nothing_is_told_after_the_grace_and_let_go_later() -> None:
+def test_peer_that_reads_nothing_is_warned_and_later_disconnected() -> None:
     """Contract 3.8, documented: grace 5 s, close 30 s. It is cut off, not ended: an end would not reach it."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -777,13 +779,13 @@ def test_a_peer_that_takes_nothing_is_told_after_the_grace_and_let_go_later() ->
             assert CLOSE_AFTER_S - 0.01 <= loop.time() - began < CLOSE_AFTER_S + 1
             assert issubclass(SlowConsumer, ClientDisconnected), "the front end knows what to make of it"
             assert world.service.limit_counters.counts["slow_consumer"] == 1
-        assert len(tap.events) == 3, "told once"
+        assert len(tap.events) == 3, "warned once"
         assert len(world.service.push.watch_sessions) == 1
 
     run_scenario(scenario)
 
 
-def test_a_peer_that_takes_a_little_now_and_then_is_left_in_peace() -> None:
+def test_peer_that_makes_progress_is_not_disconnected() -> None:
     """Method: a byte every four seconds for a quarter of an hour; the mark is never reached."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -798,7 +800,7 @@ def test_a_peer_that_takes_a_little_now_and_then_is_left_in_peace() -> None:
                 await let_idle(4)
                 tap.take(1)
             assert not stream.task.done()
-            assert len(tap.events) == 2, "not even told"
+            assert len(tap.events) == 2, "not even warned"
             tap.stuck = False
             tap.take()
             await tap.until(5)
@@ -807,7 +809,7 @@ def test_a_peer_that_takes_a_little_now_and_then_is_left_in_peace() -> None:
     run_scenario(scenario)
 
 
-def test_a_peer_that_leaves_while_it_is_waited_for_frees_everything() -> None:
+def test_peer_that_leaves_during_a_wait_releases_everything() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         tap = FakeSink()
@@ -827,7 +829,7 @@ def test_a_peer_that_leaves_while_it_is_waited_for_frees_everything() -> None:
 # Sharing --------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_made_text_once_for_all_who_follow_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_encoded_once_for_all_followers_with_equal_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3. Method: count the renderings; all get the very same object."""
     count = 0
     real = page_cache.build_page
@@ -860,7 +862,7 @@ def test_a_record_is_made_text_once_for_all_who_follow_with_the_same_options(mon
     run_scenario(scenario)
 
 
-def test_a_record_deleted_between_two_watchers_is_not_shown_to_the_second() -> None:
+def test_record_deleted_between_two_watchers_is_not_sent_to_the_second() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         topic.append([1, 2, 3])
@@ -894,12 +896,12 @@ def test_records_on_disk_are_read_off_the_loop() -> None:
     run_scenario(scenario)
 
 
-def test_who_follows_a_topic_counts_as_its_reader() -> None:
-    """Contract 3.10, and the figures of reads."""
+def test_following_a_topic_counts_as_reading_it() -> None:
+    """Contract 3.10, and the metrics of reads."""
     counted: list[tuple[str, int, bool]] = []
 
     async def scenario(world: ServerHarness) -> None:
-        class Metrics(type(world.service.metrics)):  # type: ignore[misc]  # whatever it is: only this is replaced
+        class Metrics(type(world.service.metrics)):  # type: ignore[misc]  # only this method is replaced
             def count_read(self, topic: str, records: int, *, gap: bool) -> None:
                 counted.append((topic, records, gap))
 
@@ -918,7 +920,7 @@ def test_who_follows_a_topic_counts_as_its_reader() -> None:
     run_scenario(scenario)
 
 
-def test_a_slot_is_given_back_once_whoever_lets_go_of_it() -> None:
+def test_slot_is_released_exactly_once() -> None:
     async def scenario(world: ServerHarness) -> None:
         closed: list[int] = []
         slot = StreamSlot(world.service, ANONYMOUS, lambda: closed.append(1))

@@ -1,4 +1,4 @@
-"""Watch sessions (contract 3.7): ids nobody guesses, five idle minutes, a cap that is checked with the making."""
+"""Watch sessions (contract 3.7): ids that cannot be guessed, five idle minutes, a limit that is checked at creation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add(sessions: WatchSessions, **cursors: int) -> WatchSession:
     return sessions.add(ANONYMOUS, VIEW, 15_000, cursors, dict.fromkeys(cursors, 1))
 
 
-def test_an_id_is_26_characters_of_16_bytes_from_the_source_of_chance() -> None:
+def test_session_id_is_26_characters_of_16_random_bytes() -> None:
     """Contract 1.5. Method: a source that says which bytes; the two that differ between the alphabets among them."""
     asked: list[int] = []
 
@@ -35,14 +35,14 @@ def test_an_id_is_26_characters_of_16_bytes_from_the_source_of_chance() -> None:
     assert len(session.wid) == 26
 
 
-def test_ids_of_the_default_source_differ() -> None:
+def test_session_ids_of_the_default_source_differ() -> None:
     sessions = WatchSessions(0, ManualClock())
     wids = {add(sessions).wid for _ in range(100)}
     assert len(wids) == len(sessions) == 100
     assert all(re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", wid) for wid in wids)
 
 
-def test_an_idle_session_is_collected_after_five_minutes_and_not_before() -> None:
+def test_idle_session_is_removed_after_five_minutes_and_not_before() -> None:
     clock = ManualClock()
     sessions = WatchSessions(0, clock)
     old = add(sessions)
@@ -57,7 +57,7 @@ def test_an_idle_session_is_collected_after_five_minutes_and_not_before() -> Non
     assert len(sessions) == 1
 
 
-def test_a_session_that_nobody_has_collected_yet_still_opens_and_collects_the_others() -> None:
+def test_expired_session_that_was_not_removed_yet_opens_and_removes_the_others() -> None:
     clock = ManualClock()
     sessions = WatchSessions(0, clock)
     stale, other = add(sessions), add(sessions)
@@ -68,7 +68,7 @@ def test_a_session_that_nobody_has_collected_yet_still_opens_and_collects_the_ot
     assert sessions.find(other.wid) is None
 
 
-def test_a_session_with_a_stream_is_never_collected_and_idles_from_the_end_of_the_last() -> None:
+def test_session_with_a_stream_is_not_removed_and_idles_after_its_last_stream() -> None:
     clock = ManualClock()
     sessions = WatchSessions(0, clock)
     session = add(sessions)
@@ -91,7 +91,7 @@ def test_a_session_with_a_stream_is_never_collected_and_idles_from_the_end_of_th
     assert sessions.find(session.wid) is None
 
 
-def test_who_was_used_longest_ago_is_collected_whatever_the_order_of_making() -> None:
+def test_least_recently_used_session_is_removed_first() -> None:
     """Method: seeded chance opens and closes sessions; a plain list of times says who must be left."""
     random, clock = Random(7), ManualClock()
     sessions = WatchSessions(0, clock)
@@ -116,7 +116,7 @@ def test_who_was_used_longest_ago_is_collected_whatever_the_order_of_making() ->
         assert {wid for wid in made if sessions.find(wid)} == living
 
 
-def test_one_session_too_many_is_refused_with_the_cap_and_leaves_nothing_behind() -> None:
+def test_session_over_the_limit_is_rejected_and_leaves_no_trace() -> None:
     """Contract 1.12."""
     clock = ManualClock()
     sessions = WatchSessions(2, clock)
@@ -134,14 +134,14 @@ def test_one_session_too_many_is_refused_with_the_cap_and_leaves_nothing_behind(
     assert len(sessions) == 2
 
 
-def test_a_limit_of_0_is_none() -> None:
+def test_limit_of_0_means_no_limit() -> None:
     sessions = WatchSessions(0, ManualClock())
     for _ in range(50):
         add(sessions)
     assert len(sessions) == 50
 
 
-def test_a_last_event_id_moves_a_stream_back_and_never_forward() -> None:
+def test_last_event_id_moves_a_stream_back_and_never_forward() -> None:
     """Contract 3.7: `min`; topics that are not followed do not count."""
     session = add(WatchSessions(0, ManualClock()), a=5, b=5, c=5, d=0)
     started = session.stream_cursors({"a": 3, "b": 9, "c": -1, "d": 2, "other": 0}, session.epochs)
@@ -170,7 +170,7 @@ def test_each_stream_moves_its_own_cursors() -> None:
     assert session.stream_cursors({}, session.epochs) == {"a": 1}
 
 
-def test_a_topic_that_was_made_again_is_read_from_its_beginning_until_the_client_has_seen_it() -> None:
+def test_recreated_topic_is_read_from_its_beginning_until_the_client_has_its_epoch() -> None:
     sessions = WatchSessions(0, ManualClock())
     session = add(sessions, a=0, b=0)
     old = session.stream_cursors({}, session.epochs)
@@ -184,7 +184,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning_until_the_client
     seen = dict(first)
     first["a"] = 3
     assert session.stream_cursors({"a": 3, "b": 7}, now)["a"] == SEQ_MAX, "an id of the old topic, whatever its number"
-    assert session.stream_cursors(seen, now)["a"] == SEQ_MAX, "an id from before the client was told"
+    assert session.stream_cursors(seen, now)["a"] == SEQ_MAX, "an id from before the client had the epoch"
     assert session.stream_cursors(dict(first), now) == first
     assert session.stream_cursors({}, now) == first
     assert session.stream_cursors(dict(first), {"a": 3, "b": 1})["a"] == SEQ_MAX, "and made again once more"

@@ -1,6 +1,6 @@
 """The ready set said plainly: a list that is looked through at every call, and a formula for the band.
 
-It shares no code with the one it is held against, not even the numbers.
+It shares no code with the one it is compared with, not even the numbers.
 """
 
 from __future__ import annotations

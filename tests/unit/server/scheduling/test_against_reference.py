@@ -26,7 +26,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=80))
-def test_every_answer_is_the_naive_ones(steps: list[tuple[object, ...]]) -> None:
+def test_results_equal_the_reference_scheduler(steps: list[tuple[object, ...]]) -> None:
     ready: FairQueue[str] = FairQueue()
     naive = ReferenceScheduler()
     now_us, serving = 0, list[str]()

@@ -30,8 +30,8 @@ def drain(ready: FairQueue[str], now_us: int) -> list[str]:
 # Shares -----------------------------------------------------------------------------------------------------
 
 
-def test_bands_are_served_eight_four_two_one_one_while_all_of_them_have_work() -> None:
-    """Method: every topic is marked again as soon as it was served, at one moment, so that nobody ages."""
+def test_full_bands_are_served_eight_four_two_one_one() -> None:
+    """Method: every topic is added again as soon as it was served, at one moment, so that none ages."""
     ready: FairQueue[str] = FairQueue()
     priorities = {"a": 800, "b": 600, "c": 300, "d": 100, "e": -5}
     for band, priority in priorities.items():
@@ -45,7 +45,7 @@ def test_bands_are_served_eight_four_two_one_one_while_all_of_them_have_work() -
     assert served == {"a": 800, "b": 400, "c": 200, "d": 100, "e": 100}
 
 
-def test_a_round_goes_from_the_top_down() -> None:
+def test_round_serves_bands_from_the_top_down() -> None:
     ready: FairQueue[str] = FairQueue()
     for band, priority in (("e", -1), ("d", 0), ("c", 250), ("b", 500), ("a", 750)):
         for number in range(20):
@@ -54,14 +54,14 @@ def test_a_round_goes_from_the_top_down() -> None:
     assert first == "aaaaaaaabbbbccde" * 2
 
 
-def test_a_share_that_nobody_wants_is_the_others() -> None:
+def test_unused_credit_of_a_band_goes_to_the_others() -> None:
     ready: FairQueue[str] = FairQueue()
     for number in range(30):
         ready.add(f"d{number:02}", 0, 0)
     assert drain(ready, 0) == [f"d{number:02}" for number in range(30)]
 
 
-def test_credit_is_not_saved_up_for_a_later_round() -> None:
+def test_credit_does_not_carry_over_to_the_next_round() -> None:
     """A band that was empty for long gets its weight and no more when it has work again."""
     ready: FairQueue[str] = FairQueue()
     for number in range(100):
@@ -74,7 +74,7 @@ def test_credit_is_not_saved_up_for_a_later_round() -> None:
     assert "".join(serve(ready, 0)[0] for _ in range(26)) == "aaaaaaaa" + "aaaaaaaad" * 2
 
 
-def test_an_urgent_topic_waits_for_at_most_eight_turns_of_lower_ones() -> None:
+def test_urgent_topic_waits_for_at_most_eight_turns_of_lower_bands() -> None:
     ready: FairQueue[str] = FairQueue()
     for band, priority in (("e", -1), ("d", 0), ("c", 250), ("b", 500), ("a", 750)):
         for number in range(20):
@@ -90,7 +90,7 @@ def test_an_urgent_topic_waits_for_at_most_eight_turns_of_lower_ones() -> None:
 # Order ------------------------------------------------------------------------------------------------------
 
 
-def test_within_a_band_the_longest_wait_is_first() -> None:
+def test_longest_wait_is_first_within_a_band() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("late", 700, 30)
     ready.add("early", 500, 10)
@@ -98,7 +98,7 @@ def test_within_a_band_the_longest_wait_is_first() -> None:
     assert drain(ready, 40) == ["early", "middle", "late"]
 
 
-def test_one_that_rose_is_before_those_who_came_later() -> None:
+def test_promoted_topic_is_before_later_ones() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("risen", 490, 0)
     ready.add("later", 600, 60_000)
@@ -110,7 +110,7 @@ def test_one_that_rose_is_before_those_who_came_later() -> None:
 # Membership -------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_there_once_however_often_it_is_marked() -> None:
+def test_topic_is_queued_once_however_often_it_is_added() -> None:
     ready: FairQueue[str] = FairQueue()
     assert ready.add("t", 0, 0)
     assert not ready.add("t", 900, 1)
@@ -119,13 +119,13 @@ def test_a_topic_is_there_once_however_often_it_is_marked() -> None:
     assert ready.pop(3) is None
 
 
-def test_marked_while_it_is_served_it_is_queued_again_once() -> None:
+def test_topic_added_while_it_is_served_is_queued_again_once() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("t", 0, 0)
     assert ready.pop(1) is not None
     assert ready.add("t", 0, 2)
     assert not ready.add("t", 0, 3)
-    assert (len(ready), ready.pop(4)) == (0, None), "it is in service: nobody else may serve it"
+    assert (len(ready), ready.pop(4)) == (0, None), "it is in service and cannot be popped again"
     assert ready.done("t")
     turn = ready.pop(12)
     assert turn is not None
@@ -134,7 +134,7 @@ def test_marked_while_it_is_served_it_is_queued_again_once() -> None:
     assert ready.pop(13) is None
 
 
-def test_queued_again_it_is_in_the_band_of_its_wait() -> None:
+def test_requeued_topic_is_in_the_band_of_its_wait() -> None:
     """Found by the model: a long service, with a mark at its beginning and a tick before its end."""
     ready: FairQueue[str] = FairQueue()
     ready.add("t", 0, 0)
@@ -147,7 +147,7 @@ def test_queued_again_it_is_in_the_band_of_its_wait() -> None:
     assert serve(ready, TICK) == "t", "245 and 5 for the wait are B2"
 
 
-def test_one_that_is_forgotten_is_not_served() -> None:
+def test_discarded_topic_is_not_served() -> None:
     ready: FairQueue[str] = FairQueue()
     for key in "abc":
         ready.add(key, 0, 0)
@@ -165,7 +165,7 @@ def test_one_that_is_forgotten_is_not_served() -> None:
 # Age --------------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_written_all_the_time_ages_all_the_same() -> None:
+def test_topic_with_constant_writes_ages() -> None:
     """Being marked again does not start its wait anew; being served does."""
     ready: FairQueue[str] = FairQueue()
     for ms in range(0, 3000, 10):
@@ -181,8 +181,8 @@ def test_a_topic_that_is_written_all_the_time_ages_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "before"), [(0.0, 14), (2.5, 12), (5.0, 8), (7.5, 0), (10.0, 0)])
-def test_age_moves_a_topic_up_band_by_band(waited_s: float, before: int) -> None:
-    """Method: a full round of fresh topics beside it; how many of them come first tells its band."""
+def test_waiting_promotes_a_topic_band_by_band(waited_s: float, before: int) -> None:
+    """Method: a full round of new topics beside it; the number of those before it is its band."""
     ready: FairQueue[str] = FairQueue()
     ready.add("old", 0, 0)
     now_us = int(waited_s * S)
@@ -193,7 +193,7 @@ def test_age_moves_a_topic_up_band_by_band(waited_s: float, before: int) -> None
     assert served.index("old") == before, served
 
 
-def test_bands_are_looked_at_on_a_grid_of_fifty_milliseconds() -> None:
+def test_bands_are_updated_on_a_grid_of_fifty_milliseconds() -> None:
     for now_us, first in ((7_549_999, "fresh"), (7_550_000, "old")):
         ready: FairQueue[str] = FairQueue()
         ready.add("old", 0, 10_000)  # in the top band at 7.51 s, seen at 7.55 s
@@ -203,7 +203,7 @@ def test_bands_are_looked_at_on_a_grid_of_fifty_milliseconds() -> None:
 
 @pytest.mark.parametrize("priority", [-1000, -250, 0, 400, 740])
 @pytest.mark.parametrize("rivals", [1, 8, 40])
-def test_nobody_waits_longer_than_the_bound(priority: int, rivals: int) -> None:
+def test_no_topic_waits_longer_than_the_bound(priority: int, rivals: int) -> None:
     """10 s and a tick to the top band, then 2k + 8 turns with k topics there that were ready no later.
 
     Method: rivals of the top band that are ready again in the moment they were served, ten turns a millisecond: more
@@ -221,7 +221,7 @@ def test_nobody_waits_longer_than_the_bound(priority: int, rivals: int) -> None:
     assert now_us <= 10 * S + TICK + 100 * (2 * (rivals + 1) + 8)
 
 
-def test_the_bound_holds_when_every_band_is_full_of_rivals() -> None:
+def test_bound_holds_when_every_band_is_full() -> None:
     """Method: random topics of all priorities, each ready again when served; everybody's wait is held to the bound."""
     random = Random(5)
     ready: FairQueue[str] = FairQueue()
@@ -242,7 +242,7 @@ def test_the_bound_holds_when_every_band_is_full_of_rivals() -> None:
 # Deferral ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_worth_less_than_nothing_stands_aside_while_work_is_deferred() -> None:
+def test_topics_of_negative_priority_are_deferred() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("low", -1, 0)
     ready.add("plain", 0, 0)
@@ -257,7 +257,7 @@ def test_what_is_worth_less_than_nothing_stands_aside_while_work_is_deferred() -
     assert drain(ready, 60 * S) == ["low", "lower"]
 
 
-def test_standing_aside_is_part_of_the_wait_and_not_of_the_delay() -> None:
+def test_deferral_is_part_of_the_wait_and_not_of_the_delay() -> None:
     """Otherwise the release of a long deferral would look like a stall, and be the reason for the next one."""
     ready: FairQueue[str] = FairQueue()
     ready.add("low", -1, 0)
@@ -269,7 +269,7 @@ def test_standing_aside_is_part_of_the_wait_and_not_of_the_delay() -> None:
     assert turn == ("low", 30 * S + 5, 5), "in the top band, and first there"
 
 
-def test_one_that_is_released_is_in_the_band_of_its_wait_at_once() -> None:
+def test_resumed_topic_is_in_the_band_of_its_wait_at_once() -> None:
     """Method: bands were looked at in the moment of the release, so that no tick comes to put it right."""
     ready: FairQueue[str] = FairQueue()
     ready.add("low", -10, 0)
@@ -281,7 +281,7 @@ def test_one_that_is_released_is_in_the_band_of_its_wait_at_once() -> None:
     assert drain(ready, 10 * S) == ["low", "high"]
 
 
-def test_a_topic_that_aged_out_of_the_lowest_band_is_deferred_by_its_own_priority() -> None:
+def test_aged_topic_is_deferred_by_its_own_priority() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("low", -10, 0)
     ready.add("plain", 0, 0)
@@ -292,7 +292,7 @@ def test_a_topic_that_aged_out_of_the_lowest_band_is_deferred_by_its_own_priorit
     assert ready.pop(8 * S) is None
 
 
-def test_deferred_twice_and_released_twice_a_topic_is_served_once() -> None:
+def test_topic_deferred_and_resumed_twice_is_served_once() -> None:
     ready: FairQueue[str] = FairQueue()
     ready.add("low", -10, 0)
     for second in range(1, 9):
@@ -308,8 +308,8 @@ def test_deferred_twice_and_released_twice_a_topic_is_served_once() -> None:
 @pytest.mark.parametrize(
     ("priority", "before"), [(1000, 8), (750, 8), (600, 12), (300, 14), (100, 14), (0, 14)], ids=str
 )
-def test_copies_of_a_fan_out_are_one_band_lower_while_work_is_deferred(priority: int, before: int) -> None:
-    """Method: behind a full round of topics that were there first. B1 stays B1, behind the one that was there."""
+def test_fan_out_copies_are_one_band_lower_while_work_is_deferred(priority: int, before: int) -> None:
+    """Method: after a full round of earlier topics. B1 stays B1, after the one that was there."""
     ready: FairQueue[str] = FairQueue()
     ready.defer()
     for band, (of, number) in {"a": (900, 9), "b": (600, 5), "c": (300, 3), "d": (100, 1)}.items():
@@ -326,7 +326,7 @@ def test_copies_of_a_fan_out_are_one_band_lower_while_work_is_deferred(priority:
 # Cost -------------------------------------------------------------------------------------------------------
 
 
-def test_a_tick_costs_what_it_lifts_and_nothing_is_kept_of_what_was_served() -> None:
+def test_tick_costs_what_it_promotes_and_served_entries_are_dropped() -> None:
     """Method: heaps are looked at from inside, while topics wait for a tick, are served and are marked again."""
     ready: FairQueue[str] = FairQueue()
     keys = [f"t{number}" for number in range(1_000)]

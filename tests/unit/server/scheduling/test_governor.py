@@ -53,13 +53,13 @@ class Samples:
         ({}, 0.0),
     ],
 )
-def test_each_signal_alone_and_the_worst_of_all(signal: dict[str, int], expected: float) -> None:
+def test_pressure_is_the_highest_signal(signal: dict[str, int], expected: float) -> None:
     sample = Samples()
     assert sample(20, **signal) == pytest.approx(expected, abs=0.001)
     assert 0.0 <= sample.governor.pressure <= 1.0
 
 
-def test_the_latency_is_the_mean_of_what_was_served_since_the_last_sample() -> None:
+def test_latency_is_the_mean_of_delays_since_the_last_sample() -> None:
     governor = Governor(workers=1, threads=2)
     for _ in range(30):
         for delay_us in (0, 1_000, 2_000):
@@ -69,12 +69,12 @@ def test_the_latency_is_the_mean_of_what_was_served_since_the_last_sample() -> N
     assert governor.pressure == pytest.approx(0.2, abs=0.001)
 
 
-def test_topics_that_nobody_serves_are_late_as_well() -> None:
+def test_unserved_topics_count_as_late() -> None:
     sample = Samples()
     assert sample(8, ready=1) > 0.9
 
 
-def test_one_stall_is_one_bad_sample() -> None:
+def test_one_stall_is_one_high_sample() -> None:
     """A checkpoint or a collection of garbage that stops everything for a second defers and refuses nothing."""
     sample = Samples()
     assert sample(delay_us=1_000_000) == 0.5
@@ -82,7 +82,7 @@ def test_one_stall_is_one_bad_sample() -> None:
     assert not sample.governor.is_deferring
 
 
-def test_pressure_falls_to_nothing_when_nothing_is_going_on() -> None:
+def test_pressure_falls_to_zero_when_idle() -> None:
     sample = Samples()
     sample(10, ready=999, busy=2, ingest=1.0, delay_us=10_000)
     assert sample.governor.is_saturated
@@ -101,7 +101,7 @@ def test_pressure_falls_to_nothing_when_nothing_is_going_on() -> None:
 @pytest.mark.parametrize(
     ("pressure", "expected_us"), [(0.0, 0), (0.2, 0), (0.201, 25), (0.6, 10_000), (1.0, 20_000), (1.5, 20_000)]
 )
-def test_topics_are_told_of_less_often_above_a_fifth(pressure: float, expected_us: int) -> None:
+def test_topics_are_notified_less_often_above_a_fifth(pressure: float, expected_us: int) -> None:
     assert notify_delay_us(pressure) == expected_us
 
 
@@ -109,12 +109,12 @@ def test_topics_are_told_of_less_often_above_a_fifth(pressure: float, expected_u
     ("pressure", "expected_ms"),
     [(0.0, 0.0), (0.4, 0.0), (0.41, 4.395), (0.5, 5.25), (0.8, 8.1), (1.0, 10.0), (2.0, 10.0)],
 )
-def test_commits_are_gathered_longer_above_two_fifths(pressure: float, expected_ms: float) -> None:
+def test_commits_are_delayed_above_two_fifths(pressure: float, expected_ms: float) -> None:
     """G16, G17."""
     assert commit_delay_ms(pressure) == pytest.approx(expected_ms)
 
 
-def test_the_ladder_is_climbed_in_order() -> None:
+def test_reactions_start_in_order_of_pressure() -> None:
     sample = Samples()
     steps = []
     for _ in range(12):
@@ -132,7 +132,7 @@ def test_the_ladder_is_climbed_in_order() -> None:
 # Deferral ---------------------------------------------------------------------------------------------------
 
 
-def test_deferral_needs_half_a_second_above_the_mark() -> None:
+def test_deferral_needs_half_a_second_above_its_threshold() -> None:
     sample = Samples()
     sample.press(0.5)
     sample.press(0.75)
@@ -143,7 +143,7 @@ def test_deferral_needs_half_a_second_above_the_mark() -> None:
     assert sample.governor.is_deferring, "0.5 s after the first of them"
 
 
-def test_a_moment_below_the_mark_starts_the_count_anew() -> None:
+def test_sample_below_the_threshold_restarts_the_half_second() -> None:
     sample = Samples()
     sample.press(0.5)
     sample.press(0.75)
@@ -154,7 +154,7 @@ def test_a_moment_below_the_mark_starts_the_count_anew() -> None:
     assert sample.governor.is_deferring
 
 
-def test_between_the_marks_nothing_changes() -> None:
+def test_deferral_does_not_change_between_the_thresholds() -> None:
     """Hysteresis: pressure that swings between 0.61 and 0.79 neither defers nor releases."""
     sample = Samples()
     sample.press(0.5)
@@ -177,7 +177,7 @@ def test_between_the_marks_nothing_changes() -> None:
         assert not sample.governor.is_deferring
 
 
-def test_saturation_is_near_one() -> None:
+def test_saturation_begins_near_one() -> None:
     sample = Samples()
     sample(30, ingest=0.94)
     before = sample.governor.is_saturated

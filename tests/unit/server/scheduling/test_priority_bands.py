@@ -20,16 +20,16 @@ from tidelog.server.scheduling.fair_queue import (
     ("priority", "expected"),
     [(-1000, 0), (-1, 0), (0, 1), (249, 1), (250, 2), (499, 2), (500, 3), (749, 3), (750, 4), (1000, 4)],
 )
-def test_bands_begin_where_the_table_says(priority: int, expected: int) -> None:
+def test_bands_begin_at_the_documented_priorities(priority: int, expected: int) -> None:
     assert band_of(priority) == expected
 
 
-def test_the_weights_are_eight_four_two_one_one() -> None:
+def test_band_weights_are_eight_four_two_one_one() -> None:
     assert tuple(reversed(BAND_WEIGHTS)) == (8, 4, 2, 1, 1)
 
 
 @pytest.mark.parametrize("priority", [-1000, -251, -250, -249, -1, 0, 1, 249, 250, 499, 500, 749, 750, 1000])
-def test_waiting_lifts_a_topic_exactly_when_its_points_are_enough(priority: int) -> None:
+def test_waiting_promotes_a_topic_exactly_when_its_points_suffice(priority: int) -> None:
     """+100 a second; against the formula, at every rise and a microsecond before it."""
     at = band_of(priority)
     waited_us = 0
@@ -42,11 +42,11 @@ def test_waiting_lifts_a_topic_exactly_when_its_points_are_enough(priority: int)
 
 
 @pytest.mark.parametrize("priority", range(-1000, 1001, 50))
-def test_everybody_is_in_the_top_band_after_ten_seconds(priority: int) -> None:
+def test_every_topic_is_in_the_top_band_after_ten_seconds(priority: int) -> None:
     assert aged_band(priority, 10_000_000) == TOP_BAND
 
 
-def test_ten_seconds_are_needed_by_those_who_begin_low() -> None:
+def test_low_priorities_need_ten_seconds_to_the_top_band() -> None:
     assert (
         aged_band(-250, 9_999_999),
         aged_band(-1000, 9_999_999),
@@ -56,6 +56,6 @@ def test_ten_seconds_are_needed_by_those_who_begin_low() -> None:
 
 
 @pytest.mark.parametrize("priority", range(-1000, 1001, 25))
-def test_one_band_lower_is_one_band_lower_and_never_below_nothing(priority: int) -> None:
+def test_lower_priority_is_one_band_lower_and_never_becomes_negative(priority: int) -> None:
     before, after = band_of(priority), band_of(lower_priority(priority))
     assert after == (before - 1 if before >= 2 else before)
