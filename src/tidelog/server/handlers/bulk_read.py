@@ -107,10 +107,9 @@ async def read_records(context: RequestContext) -> Stream:
 
     async def run(sink: Sink) -> None:
         try:
-            slot.start()
-            await _send_chunks(service, sink, scan, made)
+            with slot.open():
+                await _send_chunks(service, sink, scan, made)
         finally:
-            slot.release()
             service.metrics.count_read(topic.name, scan.counts.rows, gap=scan.gap is not None)
 
     return Stream(200, run, kind, ((b"cache-control", b"no-store"),))

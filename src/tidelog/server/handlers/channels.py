@@ -58,7 +58,7 @@ from tidelog.server.openapi import (
 )
 from tidelog.server.push.channel_stream import ChannelService, ChannelStream, WakeEvent
 from tidelog.server.push.peers import ChannelSsePeer, SlowConsumerGuard, encode_message_fields
-from tidelog.server.push.topic_stream import Heartbeat, StreamSlot
+from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import RequestContext, encode_json
 from tidelog.server.service import Service
 
@@ -676,9 +676,7 @@ class ChannelEventStream:
         guard = self._slow_consumer_guard = SlowConsumerGuard(
             service.loop, peer, self._is_ending, service.limit_counters
         )
-        heartbeat = Heartbeat(service, peer, _HEARTBEAT_MS)
-        try:
-            slot.start()
+        with slot.open(peer, _HEARTBEAT_MS):
             peer.send_subscribed(channel=self._channel, user=self._user, stream=self._stream_name)
             if self._after_seq is not None:
                 await stream.catch_up(peer, self._after_seq, guard.wait_writable)
@@ -690,9 +688,6 @@ class ChannelEventStream:
                     stream.resume()
             if not stream.is_ended:
                 peer.send_shutdown()
-        finally:
-            heartbeat.stop()
-            slot.release()
 
     def _on_change(self) -> None:
         self._wake_event()

@@ -217,13 +217,10 @@ async def _send_bytes(
     slot = StreamSlot(context.service, context.principal)
 
     async def run(sink: Sink) -> None:
-        try:
-            slot.start()
+        with slot.open():
             for at in range(0, len(view), _PIECE_BYTES):
                 await sink.wait_ready()
                 sink.write(await work(partial(bytes, view[at : at + _PIECE_BYTES])))
                 await sink.drain()
-        finally:
-            slot.release()
 
     return Stream(status, run, OCTET_STREAM, headers)

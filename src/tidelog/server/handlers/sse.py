@@ -16,7 +16,7 @@ ends, whatever it still holds is free at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from hmac import compare_digest
 from typing import Final
@@ -57,7 +57,7 @@ from tidelog.server.push.peers import (
     SsePeer,
     TopicSsePeer,
 )
-from tidelog.server.push.topic_stream import Heartbeat, StreamSlot, TopicStream
+from tidelog.server.push.topic_stream import StreamSlot, TopicStream
 from tidelog.server.push.watch_sessions import TTL_MS, WatchSession
 from tidelog.server.request import RequestContext, find_topic
 from tidelog.server.service import Service
@@ -177,18 +177,12 @@ async def _run_watch(
 ) -> None:
     events = TopicSsePeer(sink, cursors, service.loop.time)
     delivery = TopicStream(service, events, cursors)
-    pulse = Heartbeat(service, events, session.heartbeat_ms)
-    try:
-        slot.start()
+    with slot.open(events, session.heartbeat_ms), closing(delivery):
         events.send_retry()
         if not service.stopping.is_set():
             for name, topic in topics.items():
                 delivery.follow(name, topic, session.options, cursors[name])
         await delivery.run()
-    finally:
-        pulse.stop()
-        delivery.close()
-        slot.release()
 
 
 WORK_HEARTBEAT_MS: Final = 15_000
@@ -282,28 +276,25 @@ class JobStream:
     async def run(self, slot: StreamSlot, sink: Sink) -> None:
         service = self._service
         frames = JobSsePeer(sink, self._queue.topic.name, service.loop.time)
-        patience = SlowConsumerGuard(service.loop, frames, service.stopping.is_set, service.limit_counters)
-        pulse = Heartbeat(service, frames, WORK_HEARTBEAT_MS)
-        desk = service.push.claim_queues.queue_for(self._queue)
-        desk.add_worker(patience.on_shutdown)
-        try:
-            slot.start()
-            frames.send_retry()
-            while not service.stopping.is_set():
-                if frames.pending_bytes > HIGH_WATER_BYTES:
-                    await patience.wait_writable()  # back at once where the server stops
-                leased = await desk.wait_for_jobs(self._next_request)
-                if leased is not None:
-                    self._adapt_round_size(frames.send_jobs(leased), leased.count)
-                    service.metrics.count_claimed(self._queue.topic.name, leased.count)
-            frames.send_shutdown()
-        except Error as error:
-            frames.send_error(error)
-        finally:
-            pulse.stop()
-            desk.remove_worker(patience.on_shutdown)
-            self._release()
-            slot.release()
+        guard = SlowConsumerGuard(service.loop, frames, service.stopping.is_set, service.limit_counters)
+        with slot.open(frames, WORK_HEARTBEAT_MS):
+            claim_queue = service.push.claim_queues.queue_for(self._queue)
+            claim_queue.add_worker(guard.on_shutdown)
+            try:
+                frames.send_retry()
+                while not service.stopping.is_set():
+                    if frames.pending_bytes > HIGH_WATER_BYTES:
+                        await guard.wait_writable()  # returns at once where the server stops
+                    leased = await claim_queue.wait_for_jobs(self._next_request)
+                    if leased is not None:
+                        self._adapt_round_size(frames.send_jobs(leased), leased.count)
+                        service.metrics.count_claimed(self._queue.topic.name, leased.count)
+                frames.send_shutdown()
+            except Error as error:
+                frames.send_error(error)
+            finally:
+                claim_queue.remove_worker(guard.on_shutdown)
+                self._release()
 
     def _adapt_round_size(self, size: int, count: int) -> None:
         self._round_jobs_max = min(max(_ROUND_BYTES * count // size, 1), api_types.CLAIM_JOBS_MAX)

@@ -335,15 +335,13 @@ def open_websocket(context: RequestContext) -> AnyResponse:
 async def _run_session(
     service: Service, identity: ClaimedIdentity, name: str, slot: StreamSlot, socket: Socket
 ) -> None:
-    try:
-        slot.start()
-        await WebSocketSession(service, identity, name, socket).run()
-    except asyncio.CancelledError:
-        if not slot.is_revoked:
-            raise
-        socket.close(_CLOSE_POLICY_VIOLATION, "the key was removed")
-    finally:
-        slot.release()
+    with slot.open():
+        try:
+            await WebSocketSession(service, identity, name, socket).run()
+        except asyncio.CancelledError:
+            if not slot.is_revoked:
+                raise
+            socket.close(_CLOSE_POLICY_VIOLATION, "the key was removed")
 
 
 class WebSocketSession:

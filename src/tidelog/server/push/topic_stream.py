@@ -17,7 +17,8 @@ again it gets larger pages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tidelog.engine import Gap, Topic
@@ -58,11 +59,20 @@ class StreamSlot:
         self._is_held = True
         service.auth.stream_slots.add(self)
 
-    def start(self) -> None:
-        """Bind the slot to the running task. Raises ClientDisconnected where its key was removed meanwhile."""
-        if self.is_revoked:
-            raise ClientDisconnected
-        self._task = asyncio.current_task()
+    @contextmanager
+    def open(self, peer: HeartbeatPeer | None = None, heartbeat_ms: int = 0) -> Iterator[None]:
+        """Run a stream in this task: send heartbeats to `peer`, and release the slot at the end. Raises
+        ClientDisconnected where its key was removed meanwhile."""
+        heartbeat = None if peer is None else Heartbeat(self._service, peer, heartbeat_ms)
+        try:
+            if self.is_revoked:
+                raise ClientDisconnected
+            self._task = asyncio.current_task()
+            yield
+        finally:
+            if heartbeat is not None:
+                heartbeat.stop()
+            self.release()
 
     def revoke(self) -> None:
         """Cancel the stream: its key was removed or lost scopes."""
