@@ -206,7 +206,7 @@ _SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
 class OriginPolicy:
     """Hosts that the server answers for, and web pages that may use it.
 
-    A browser sends requests wherever a page makes it. Two headers that no page can set name the page's site:
+    A page can make a browser send requests to any server. Two headers that no page can set name the page's site:
 
         Host     without keys it must be a loopback name, the address that the server listens on, or one of
                  `allowed_hosts`: a name that an attacker's DNS resolves to 127.0.0.1 is none of them
@@ -249,8 +249,8 @@ class OriginPolicy:
         if self._checks_hosts and host is not None and not is_public and not self._is_known_host(host):
             raise ApiError(
                 "forbidden",
-                f"this server does not answer for the host {host[:80].decode('latin-1')!r}; nothing was done, ask it "
-                "by its address, or name the host in TIDELOG_ALLOWED_HOSTS",
+                f"this server does not answer for the host {host[:80].decode('latin-1')!r}; nothing was done, use "
+                "its address, or name the host in TIDELOG_ALLOWED_HOSTS",
             )
         for origin in origins:
             self._check_origin(origin, host)

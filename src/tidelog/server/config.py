@@ -267,7 +267,7 @@ def check_config(config: ServerConfig) -> None:
     if config.api_keys.strip() or config.allow_insecure_no_auth or _is_loopback(config.host):
         return
     raise BadInput(
-        f"{config.host} is not a loopback address and there are no keys: anybody could read and delete everything; "
+        f"{config.host} is not a loopback address and there are no keys: every client has full access; "
         "the server was not started, set TIDELOG_API_KEYS, or TIDELOG_ALLOW_INSECURE_NO_AUTH=1 if that is meant"
     )
 

@@ -15,17 +15,17 @@ ends, whatever it still holds is free at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from hmac import compare_digest
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tidelog import api_types
 from tidelog.api_types import HEARTBEAT_MS_MAX, WATCH_TOPICS_MAX, Cursor
-from tidelog.engine import FieldSelection, Topic, TopicInfo
+from tidelog.engine import FieldSelection, Topic
 from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import parse_nodes
@@ -37,6 +37,7 @@ from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.handlers.queues import QUEUE_ERRORS, check_node, clamp_lease_ms, requested_queue
 from tidelog.server.handlers.records import page_budget
 from tidelog.server.handlers.topics import topic_state
+from tidelog.server.handlers.websocket_commands import SubscribeCommand
 from tidelog.server.openapi import (
     LEASE_MS,
     NODE_NAME,
@@ -82,33 +83,45 @@ async def create_watch(context: RequestContext) -> Response:
     for name in body.topics:
         context.check_name_allowed(name)
     service = context.service
-    engine, sessions = service.engine, service.push.watch_sessions
+    sessions = service.push.watch_sessions
     sessions.remove_expired()
-    limit, bytes_max = page_budget(body.limit, body.max_batch_bytes)
-    show = FieldSelection(data=body.include_data, tags=body.include_tags, meta=body.include_meta)
-    view = ReadOptions(limit, bytes_max, parse_nodes(body.node), show, body.consistency == "strong")
-    if context.query.flag("lenient", False):
-        topics = {name: topic for name in body.topics if (topic := engine.find(name)) is not None}
-    else:
-        topics = {name: find_topic(engine, name) for name in body.topics}
-    for topic in topics.values() if view.strong else ():
-        topic.check_strong_supported()
-    states = {name: await topic_state(service, topic) for name, topic in topics.items()}
-    cursors = {name: start_cursor(body.topics[name], state) for name, state in states.items()}
+    followed = await resolve_topics(service, body.topics, body, lenient=context.query.flag("lenient", False))
     heartbeat_ms = min(max(body.heartbeat_ms, service.config.heartbeat_ms_min), HEARTBEAT_MS_MAX)
-    epochs = {name: topic.epoch for name, topic in topics.items()}
-    session = sessions.add(context.principal, view, heartbeat_ms, dict(cursors), epochs)
-    marks = {name: watermarks(cursors[name], state) for name, state in states.items()}
-    return context.json(responses.WatchSession(session.wid, f"/v0/watch/{session.wid}", TTL_MS, marks))
+    epochs = {name: topic.epoch for name, topic in followed.topics.items()}
+    session = sessions.add(context.principal, followed.options, heartbeat_ms, followed.cursors, epochs)
+    return context.json(responses.WatchSession(session.wid, f"/v0/watch/{session.wid}", TTL_MS, followed.watermarks))
 
 
-def start_cursor(wanted: Cursor, state: TopicInfo) -> int:
-    """The seq after which a stream starts; with `tail` the head."""
-    return state.head_seq if wanted.tail else wanted.from_seq
+class FollowedTopics(NamedTuple):
+    """The topics of a watch or a subscription, and the seq after which each starts."""
+
+    options: ReadOptions
+    topics: dict[str, Topic]
+    cursors: dict[str, int]
+    watermarks: dict[str, responses.Watermarks]
 
 
-def watermarks(from_seq: int, state: TopicInfo) -> responses.Watermarks:
-    return responses.Watermarks(from_seq, state.head_seq, state.earliest_seq)
+async def resolve_topics(
+    service: Service, cursors: Mapping[str, Cursor], request: api_types.Watch | SubscribeCommand, *, lenient: bool
+) -> FollowedTopics:
+    """Find the topics and their positions. `lenient`: skip a topic that does not exist, instead of raising."""
+    limit, bytes_max = page_budget(request.limit, request.max_batch_bytes)
+    show = FieldSelection(data=request.include_data, tags=request.include_tags, meta=request.include_meta)
+    options = ReadOptions(limit, bytes_max, parse_nodes(request.node), show, request.consistency == "strong")
+    engine = service.engine
+    if lenient:
+        topics = {name: topic for name in cursors if (topic := engine.find(name)) is not None}
+    else:
+        topics = {name: find_topic(engine, name) for name in cursors}
+    for topic in topics.values() if options.strong else ():
+        topic.check_strong_supported()
+    positions: dict[str, int] = {}
+    watermarks: dict[str, responses.Watermarks] = {}
+    for name, topic in topics.items():
+        info = await topic_state(service, topic)
+        positions[name] = info.head_seq if cursors[name].tail else cursors[name].from_seq
+        watermarks[name] = responses.Watermarks(positions[name], info.head_seq, info.earliest_seq)
+    return FollowedTopics(options, topics, positions, watermarks)
 
 
 @operation(

@@ -29,11 +29,10 @@ from msgspec import Raw
 from tidelog import api_types
 from tidelog.api_types import JSON_NULL, BadBody, Cursor
 from tidelog.channels import Ack, membership, messaging
-from tidelog.engine import Appended, CommitFuture, FieldSelection
+from tidelog.engine import Appended, CommitFuture
 from tidelog.engine.append import check_idempotency_key
 from tidelog.engine.batch_encoder import check_count
 from tidelog.engine.config import OWN, check_topic_name
-from tidelog.engine.read import parse_nodes
 from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, ClientDisconnected, Socket, Upgrade
 from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
@@ -41,9 +40,7 @@ from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.handlers import channels, write
 from tidelog.server.handlers import websocket_commands as ops
 from tidelog.server.handlers.channels import ClaimedIdentity, claimed_identity, resolve_user
-from tidelog.server.handlers.records import page_budget
-from tidelog.server.handlers.sse import start_cursor, watermarks
-from tidelog.server.handlers.topics import topic_state
+from tidelog.server.handlers.sse import resolve_topics
 from tidelog.server.handlers.websocket_commands import (
     Command,
     ErrorReply,
@@ -62,7 +59,6 @@ from tidelog.server.handlers.websocket_commands import (
 from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
 from tidelog.server.openapi import operation
 from tidelog.server.push.channel_stream import ChannelStream
-from tidelog.server.push.page_cache import ReadOptions
 from tidelog.server.push.peers import (
     HIGH_WATER_BYTES,
     ChannelWebSocketPeer,
@@ -71,7 +67,7 @@ from tidelog.server.push.peers import (
     encode_message_fields,
 )
 from tidelog.server.push.topic_stream import StreamSlot, TopicStream
-from tidelog.server.request import RequestContext, find_topic
+from tidelog.server.request import RequestContext
 from tidelog.server.response_types import TimedBody
 from tidelog.server.service import Service
 
@@ -446,25 +442,10 @@ class WebSocketSession:
         if not wanted:
             raise ApiError("invalid_request", "subscribe names a topic or topics; nothing was done")
         self._check_allowed(_READ, *wanted)
-        service, engine = self._service, self._service.engine
-        limit, bytes_max = page_budget(command.limit, command.max_batch_bytes)
-        show = FieldSelection(data=command.include_data, tags=command.include_tags, meta=command.include_meta)
-        view = ReadOptions(limit, bytes_max, parse_nodes(command.node), show, command.consistency == "strong")
-        if command.lenient:
-            topics = {name: topic for name in wanted if (topic := engine.find(name)) is not None}
-        else:
-            topics = {name: find_topic(engine, name) for name in wanted}
-        for topic in topics.values() if view.strong else ():
-            topic.check_strong_supported()
-        states = {name: await topic_state(service, topic) for name, topic in topics.items()}
-        cursors = {name: start_cursor(wanted[name], state) for name, state in states.items()}
-        self._send(
-            SubscribedReply(
-                command.request_id, {name: watermarks(cursors[name], state) for name, state in states.items()}
-            )
-        )
-        for name, topic in topics.items():
-            self._topic_stream.follow(name, topic, view, cursors[name])
+        followed = await resolve_topics(self._service, wanted, command, lenient=command.lenient)
+        self._send(SubscribedReply(command.request_id, followed.watermarks))
+        for name, topic in followed.topics.items():
+            self._topic_stream.follow(name, topic, followed.options, followed.cursors[name])
 
     def _unsubscribe(self, command: UnsubscribeCommand) -> None:
         names = [*([] if command.topic is None else [command.topic]), *command.topics]

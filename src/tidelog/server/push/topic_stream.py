@@ -51,7 +51,7 @@ class StreamSlot:
         self._is_held = self.is_revoked = False
         if not service.auth.keys.contains(principal):
             raise ApiError(
-                "unauthorized", "this key was removed or changed in the settings; nothing was done, ask anew"
+                "unauthorized", "this key was removed or changed in the settings; nothing was done, use a valid key"
             )
         service.auth.stream_limit.acquire(principal)
         self._service, self.principal, self._on_release = service, principal, on_release
@@ -136,12 +136,12 @@ class TopicStream:
         self._enqueue(subscription)
 
     def unfollow(self, name: str) -> None:
-        """Nothing more is said of this topic."""
-        follow = self._subscriptions.pop(name, None)
-        if follow is not None and follow.topic is not None:
-            self._service.push.notifiers.remove(follow.topic, follow.wake)
+        """Stop following a topic."""
+        subscription = self._subscriptions.pop(name, None)
+        if subscription is not None and subscription.topic is not None:
+            self._service.push.notifiers.remove(subscription.topic, subscription.wake)
         if self._is_persistent:
-            self._cursors.pop(name, None)  # a session keeps its own: they are in every id
+            self._cursors.pop(name, None)  # the cursors of a watch session stay: they are in every event id
 
     def close(self) -> None:
         for name in list(self._subscriptions):
