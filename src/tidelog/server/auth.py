@@ -151,8 +151,9 @@ def bearer_token(header: bytes | None) -> str | None:
 class ConcurrencyLimit:
     """A limit of concurrent use, in total and by key; 0: no limit."""
 
-    def __init__(self, resource: str, total: int, per_key: int = 0) -> None:
-        self._resource, self._total, self._per_key = resource, total, per_key
+    def __init__(self, resource: str, total: int, per_key: int = 0, detail_name: str = "") -> None:
+        """`detail_name`: the name of the limit in the detail of its errors; empty: they have none."""
+        self._resource, self._total, self._per_key, self._detail_name = resource, total, per_key, detail_name
         self.count = 0
         self._emptied: asyncio.Event | None = None
         self._by_key: Counter[bytes] = Counter()
@@ -160,15 +161,14 @@ class ConcurrencyLimit:
     def check(self, principal: Principal, count: int = 1) -> None:
         """Raise ApiError where the limit is reached. Without keys only the total counts."""
         if self._total and self.count + count > self._total:
-            raise ApiError(
-                "throttled", f"{self._total} {self._resource} at once are the limit; nothing was done, retry"
-            )
+            raise self._error(self._total, self._resource, "")
         key = principal.identity
         if self._per_key and key and self._by_key[key] + count > self._per_key:
-            raise ApiError(
-                "throttled",
-                f"{self._per_key} {self._resource} of one key at once are the limit; nothing was done, retry",
-            )
+            raise self._error(self._per_key, f"{self._resource} of one key", "_per_key")
+
+    def _error(self, limit: int, resource: str, suffix: str) -> ApiError:
+        detail = {"limit": self._detail_name + suffix, "max": limit} if self._detail_name else None
+        return ApiError("throttled", f"{limit} {resource} at once are the limit; nothing was done, retry", detail)
 
     def acquire(self, principal: Principal, count: int = 1) -> None:
         """Acquire `count` units. Raises ApiError where the limit is reached, and has acquired none then."""

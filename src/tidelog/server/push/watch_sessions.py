@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.clock import Clock
 from tidelog.engine import SEQ_MAX
-from tidelog.server.auth import Principal
-from tidelog.server.errors import ApiError
+from tidelog.server.auth import ConcurrencyLimit, Principal
 from tidelog.server.push.page_cache import ReadOptions
 
 TTL_MS: Final = 300_000
@@ -91,8 +89,8 @@ class WatchSessions:
         limit_per_key: int = 0,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        self._limit, self._limit_per_key, self._clock, self._random_bytes = limit, limit_per_key, clock, random_bytes
-        self._by_key: Counter[bytes] = Counter()
+        self._limit = ConcurrencyLimit("watch sessions", limit, limit_per_key, "watch_sessions")
+        self._clock, self._random_bytes = clock, random_bytes
         self._by_id: dict[str, WatchSession] = {}
         self._idle: dict[str, WatchSession] = {}  # without a stream; the least recently used comes first
 
@@ -108,21 +106,7 @@ class WatchSessions:
         epochs: dict[str, int],
     ) -> WatchSession:
         """Create a session. Raises ApiError where a limit is reached."""
-        if self._limit and len(self._by_id) >= self._limit:
-            raise ApiError(
-                "throttled",
-                f"{self._limit} watch sessions at once are the limit; nothing was done, retry",
-                {"limit": "watch_sessions", "max": self._limit},
-            )
-        key = principal.identity
-        if key and self._limit_per_key and self._by_key[key] >= self._limit_per_key:
-            raise ApiError(
-                "throttled",
-                f"{self._limit_per_key} watch sessions of one key at once are the limit; nothing was done, retry",
-                {"limit": "watch_sessions_per_key", "max": self._limit_per_key},
-            )
-        if key:
-            self._by_key[key] += 1
+        self._limit.acquire(principal)
         wid = "wid_" + urlsafe_b64encode(self._random_bytes(_SESSION_ID_BYTES)).rstrip(b"=").decode()
         session = self._by_id[wid] = WatchSession(wid, principal, options, heartbeat_ms, cursors, epochs)
         self._mark_idle(session)
@@ -150,11 +134,7 @@ class WatchSessions:
             if session.last_used_ms >= oldest_ms:
                 return
             del self._idle[wid], self._by_id[wid]
-            key = session.principal.identity
-            if key:
-                self._by_key[key] -= 1
-                if not self._by_key[key]:
-                    del self._by_key[key]
+            self._limit.release(session.principal)
 
     def _mark_idle(self, session: WatchSession) -> None:
         session.last_used_ms = self._clock.monotonic_ms()
