@@ -24,12 +24,12 @@ def plain(data: Any) -> dict[str, Any]:
     return {"records": [{"data": data}]}
 
 
-async def answer(asked: FakeExchange) -> tuple[int, Any]:
-    found = await asked.answer()
-    assert isinstance(found, Response)
-    if found.status == 429:
-        assert (b"retry-after", b"1") in found.headers
-    return found.status, json.loads(found.body)
+async def read_response(exchange: FakeExchange) -> tuple[int, Any]:
+    response = await exchange.answer()
+    assert isinstance(response, Response)
+    if response.status == 429:
+        assert (b"retry-after", b"1") in response.headers
+    return response.status, json.loads(response.body)
 
 
 def shorten_queue(world: ServerHarness, queue_max: int) -> Shard:
@@ -48,11 +48,11 @@ def test_write_without_capacity_is_queued_and_keeps_its_order() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         shorten_queue(world, 2)
-        asked = [world.begin("POST", WRITE, unbatched(number)) for number in range(4)]
+        exchanges = [world.begin("POST", WRITE, unbatched(number)) for number in range(4)]
         assert world.service.writes.admission.queued_writes == 2
-        found = [await answer(each) for each in asked]
-        assert [status for status, _ in found] == [200] * 4
-        assert [body["seqs"] for _, body in found] == [[1], [2], [3], [4]]
+        responses = [await read_response(each) for each in exchanges]
+        assert [status for status, _ in responses] == [200] * 4
+        assert [body["seqs"] for _, body in responses] == [[1], [2], [3], [4]]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
         assert world.service.writes.admission.queued_writes == 0
 
@@ -63,10 +63,12 @@ def test_write_is_rejected_when_the_admission_queue_is_full() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         shorten_queue(world, 2)
-        found = [await answer(each) for each in [world.begin("POST", WRITE, unbatched(number)) for number in range(6)]]
-        assert [status for status, _ in found] == [200] * 4 + [429] * 2
-        assert found[4][1]["error"]["code"] == "throttled"
-        assert "detail" not in found[4][1]["error"]
+        responses = [
+            await read_response(each) for each in [world.begin("POST", WRITE, unbatched(number)) for number in range(6)]
+        ]
+        assert [status for status, _ in responses] == [200] * 4 + [429] * 2
+        assert responses[4][1]["error"]["code"] == "throttled"
+        assert "detail" not in responses[4][1]["error"]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
         assert world.service.writes.admission.rejected_total == 2
         assert world.service.metrics.summary()["throttled_total"] == 2
@@ -86,8 +88,8 @@ def test_saturated_server_rejects_writes_without_capacity_unless_they_wait() -> 
             unbatched(3),
             unbatched(4, disable_backpressure=True),
         ]
-        found = [await answer(each) for each in [world.begin("POST", WRITE, body) for body in bodies]]
-        assert [status for status, _ in found] == [200, 429, 200, 429, 200]
+        responses = [await read_response(each) for each in [world.begin("POST", WRITE, body) for body in bodies]]
+        assert [status for status, _ in responses] == [200, 429, 200, 429, 200]
         assert [record.data for record in topic.read(0).records] == [0, 2, 4]
 
     run_scenario(scenario)
@@ -97,8 +99,8 @@ def test_saturated_server_accepts_writes_with_capacity() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         saturate(world)
-        assert (await answer(world.begin("POST", WRITE, unbatched(0))))[0] == 200
-        assert (await answer(world.begin("POST", WRITE, plain(0))))[0] == 200
+        assert (await read_response(world.begin("POST", WRITE, unbatched(0))))[0] == 200
+        assert (await read_response(world.begin("POST", WRITE, plain(0))))[0] == 200
 
     run_scenario(scenario)
 
@@ -109,12 +111,12 @@ def test_plain_writes_of_a_turn_are_queued_or_rejected_together() -> None:
         shorten_queue(world, 1)
         first = world.begin("POST", WRITE, unbatched("first"))
         gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
-        assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] * 4
+        assert [status for status, _ in [await read_response(each) for each in (first, *gathered)]] == [200] * 4
         assert [record.data for record in topic.read(0).records] == ["first", 0, 1, 2]
         saturate(world)
         first = world.begin("POST", WRITE, unbatched("again"))
         gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
-        assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] + [429] * 3
+        assert [status for status, _ in [await read_response(each) for each in (first, *gathered)]] == [200] + [429] * 3
         assert topic.count == 5
 
     run_scenario(scenario)
@@ -127,8 +129,8 @@ def test_ephemeral_topic_is_never_queued() -> None:
         shorten_queue(world, 1)
         saturate(world)
         blocking = world.begin("POST", "/v0/topics/other", unbatched(0))
-        assert (await answer(world.begin("POST", WRITE, unbatched(1))))[0] == 200
-        assert (await answer(blocking))[0] == 200
+        assert (await read_response(world.begin("POST", WRITE, unbatched(1))))[0] == 200
+        assert (await read_response(blocking))[0] == 200
 
     run_scenario(scenario)
 
@@ -139,8 +141,8 @@ def test_queued_time_is_reported() -> None:
         shorten_queue(world, 1)
         free, held = world.begin("POST", WRITE, unbatched(0)), world.begin("POST", WRITE, unbatched(1))
         world.clock.tick(7)
-        assert "throttle_wait_ms" not in (await answer(free))[1]["performance"]
-        assert (await answer(held))[1]["performance"]["throttle_wait_ms"] == 7.0
+        assert "throttle_wait_ms" not in (await read_response(free))[1]["performance"]
+        assert (await read_response(held))[1]["performance"]["throttle_wait_ms"] == 7.0
 
     run_scenario(scenario)
 
@@ -152,14 +154,14 @@ def test_commit_window_is_reported_and_shared() -> None:
         topic = world.topic("t", durability="fsync")
         saturate(world, 0.5)
         before = world.engine.shards[0].stats.fsyncs
-        asked = []
+        exchanges = []
         for number in range(4):
-            asked.append(world.begin("POST", WRITE, unbatched(number)))
+            exchanges.append(world.begin("POST", WRITE, unbatched(number)))
             await asyncio.sleep(0.0009)
             world.clock.tick_us(900)
             assert topic.head_seq == 0, "collected, not written"
-        found = [await answer(each) for each in asked]
-        waits = [body["performance"]["throttle_wait_ms"] for _, body in found]
+        responses = [await read_response(each) for each in exchanges]
+        waits = [body["performance"]["throttle_wait_ms"] for _, body in responses]
         assert waits == sorted(waits, reverse=True)
         assert waits[0] >= 3.0
         assert world.engine.shards[0].stats.fsyncs == before + 1, "unbatched sync for all of them"
@@ -173,7 +175,7 @@ def test_without_pressure_there_is_no_commit_window() -> None:
         saturate(world, 0.4)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        status, body = await answer(world.begin("POST", WRITE, unbatched(0)))
+        status, body = await read_response(world.begin("POST", WRITE, unbatched(0)))
         assert (status, loop.time()) == (200, began_s)
         assert "throttle_wait_ms" not in body["performance"]
 
@@ -188,9 +190,9 @@ def test_queued_write_ends_the_commit_window() -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         first, second = world.begin("POST", WRITE, unbatched(0)), world.begin("POST", WRITE, unbatched(1))
-        assert (await answer(first))[0] == 200
+        assert (await read_response(first))[0] == 200
         assert loop.time() == began_s
-        assert (await answer(second))[0] == 200
+        assert (await read_response(second))[0] == 200
 
     run_scenario(scenario)
 
@@ -215,7 +217,7 @@ def test_admission_applies_to_websocket_publishes(insists: bool) -> None:
                     }
                 )
             messages = await line.until(3)
-            assert (await answer(blocking))[0] == 200
+            assert (await read_response(blocking))[0] == 200
             acked = [each["request_id"] for each in messages if each["op"] == "ack"]
             refused = [each["code"] for each in messages if each["op"] == "error"]
             assert [record.data for record in topic.read(0).records] == ["first", *acked]
@@ -233,10 +235,10 @@ def test_no_write_overtakes_a_queued_one_when_capacity_returns() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         shard = shorten_queue(world, 2)
-        asked = [world.begin("POST", WRITE, unbatched(number)) for number in range(3)]
+        exchanges = [world.begin("POST", WRITE, unbatched(number)) for number in range(3)]
         shard.commit_pending()
-        asked.append(world.begin("POST", WRITE, unbatched(3)))
-        assert [(await answer(each))[1]["seqs"] for each in asked] == [[1], [2], [3], [4]]
+        exchanges.append(world.begin("POST", WRITE, unbatched(3)))
+        assert [(await read_response(each))[1]["seqs"] for each in exchanges] == [[1], [2], [3], [4]]
 
     run_scenario(scenario)
 
@@ -250,8 +252,8 @@ def test_queued_write_fails_when_its_topic_is_dropped() -> None:
         shard.queue_max = 10
         world.engine.drop("t")
         assert topic.is_dropped
-        assert (await answer(first))[0] == 200
-        status, body = await answer(second)
+        assert (await read_response(first))[0] == 200
+        status, body = await read_response(second)
         assert (status, body["error"]["code"]) == (404, "topic_not_found")
 
     run_scenario(scenario)
@@ -272,7 +274,7 @@ def test_two_writes_admitted_for_one_place_both_succeed() -> None:
                 publish = {"op": "publish", "topic": "t", "records": [{"data": 1}], "disable_backpressure": True}
                 line.receive_from_peer(publish)
             assert [(await line.until(1))[0]["op"] for line in lines] == ["ack", "ack"]
-            assert (await answer(blocking))[0] == 200
+            assert (await read_response(blocking))[0] == 200
             assert topic.count == 3
             for line in lines:
                 line.disconnect()
@@ -288,11 +290,11 @@ def test_capacity_freed_by_another_thread_is_noticed() -> None:
         shard = shorten_queue(world, 1)
         foreign = topic.append_nowait([0])
         with shard._commit_lock:
-            asked = world.begin("POST", WRITE, unbatched(1))
+            exchange = world.begin("POST", WRITE, unbatched(1))
             await let_idle(0.001)
         assert world.service.writes.admission.queued_writes == 1
         shard.commit_pending()
         assert foreign.done
-        assert (await answer(asked))[1]["seqs"] == [2]
+        assert (await read_response(exchange))[1]["seqs"] == [2]
 
     run_scenario(scenario)

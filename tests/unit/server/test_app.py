@@ -28,11 +28,11 @@ def test_client_that_leaves_releases_its_resources(turns: int) -> None:
             ("/v0/watch", {"topics": {"t": {}}}),
             ("/v0/topics/t/delete", {"before_seq": 1}),
         ):
-            asked = world.begin("POST", target, body, key="k")
+            exchange = world.begin("POST", target, body, key="k")
             assert world.service.auth.inflight_limit.count == 1
             for _ in range(turns):
                 await asyncio.sleep(0)
-            asked.leave()
+            exchange.leave()
             for _ in range(5):
                 await asyncio.sleep(0)
             assert world.service.auth.inflight_limit.count == 0

@@ -26,10 +26,10 @@ from tidelog.server.auth import ADMIN, ALL_SCOPES, ANONYMOUS, DELETE, READ, WRIT
     ],
 )
 def test_key_is_parsed_into_scopes_and_prefixes(entry: str, scopes: set[str], prefixes: tuple[str, ...]) -> None:
-    found = Keyring(f"other,{entry}").find(entry.strip().partition(":")[0])
-    assert found is not None
-    assert found.scopes == frozenset(scopes)
-    assert found.prefixes == prefixes
+    principal = Keyring(f"other,{entry}").find(entry.strip().partition(":")[0])
+    assert principal is not None
+    assert principal.scopes == frozenset(scopes)
+    assert principal.prefixes == prefixes
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_empty_keyring_allows_everything() -> None:
 
 def test_only_the_digest_of_a_key_is_kept() -> None:
     keys = Keyring("s3cret:r")
-    found = keys.find("s3cret")
-    assert found is not None
-    assert found.identity == sha256(b"s3cret").digest()
+    principal = keys.find("s3cret")
+    assert principal is not None
+    assert principal.identity == sha256(b"s3cret").digest()
     assert keys.find("s3cre") is None
     assert keys.find("") is None
     assert "s3cret" not in repr(vars(keys))
@@ -71,12 +71,12 @@ def test_service_drops_the_keys_once_it_has_their_digests() -> None:
 
 
 def test_scope_and_prefix_are_both_required() -> None:
-    found = Keyring("k:r+w:orders|jobs").find("k")
-    assert found is not None
-    assert found.has_scopes(frozenset((READ, WRITE)))
-    assert not found.has_scopes(frozenset((READ, ADMIN)))
-    assert found.may_use_name("orders.eu")
-    assert not found.may_use_name("order")
+    principal = Keyring("k:r+w:orders|jobs").find("k")
+    assert principal is not None
+    assert principal.has_scopes(frozenset((READ, WRITE)))
+    assert not principal.has_scopes(frozenset((READ, ADMIN)))
+    assert principal.may_use_name("orders.eu")
+    assert not principal.may_use_name("order")
     assert ANONYMOUS.may_use_name("anything")
 
 
@@ -107,10 +107,10 @@ def test_bearer_scheme_is_matched_exactly(header: bytes | None, secret: str | No
     ],
 )
 def test_key_may_name_a_user(entry: str, secret: str, user: str | None, scopes: set[str]) -> None:
-    found = Keyring(entry).find(secret)
-    assert found is not None
-    assert (found.user, found.scopes) == (user, frozenset(scopes))
-    assert found.identity == sha256(secret.encode()).digest()
+    principal = Keyring(entry).find(secret)
+    assert principal is not None
+    assert (principal.user, principal.scopes) == (user, frozenset(scopes))
+    assert principal.identity == sha256(secret.encode()).digest()
 
 
 @pytest.mark.parametrize("keys", ["a b@example.org=k", "@example.org=k", "ann@=k", "ann@example.org=", "ann@-x=k"])

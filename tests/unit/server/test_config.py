@@ -11,7 +11,7 @@ BASE = ServerConfig()
 
 
 def test_settings_are_read_from_the_environment() -> None:
-    made = config_from_env(
+    config = config_from_env(
         BASE,
         {
             "TIDELOG_PORT": "0",
@@ -23,8 +23,14 @@ def test_settings_are_read_from_the_environment() -> None:
             "HOST": "0.0.0.0",
         },
     )
-    assert (made.port, made.data_dir, made.probe_auth, made.max_topics, made.wal_shards) == (0, "d", True, 7, 3)
-    assert (made.log_format, made.host) == ("json", "127.0.0.1")
+    assert (config.port, config.data_dir, config.probe_auth, config.max_topics, config.wal_shards) == (
+        0,
+        "d",
+        True,
+        7,
+        3,
+    )
+    assert (config.log_format, config.host) == ("json", "127.0.0.1")
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
@@ -45,7 +51,7 @@ def test_other_settings_that_do_not_parse_are_rejected(name: str, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("host", "found"),
+    ("host", "expected"),
     [
         ("0.0.0.0:99", ("0.0.0.0", 99)),
         ("[::1]:99", ("::1", 99)),
@@ -53,14 +59,14 @@ def test_other_settings_that_do_not_parse_are_rejected(name: str, text: str) -> 
         ("localhost", ("localhost", 4000)),
     ],
 )
-def test_host_with_a_port_is_split(host: str, found: tuple[str, int]) -> None:
-    made = config_from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
-    assert (made.host, made.port) == found
+def test_host_with_a_port_is_split(host: str, expected: tuple[str, int]) -> None:
+    config = config_from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
+    assert (config.host, config.port) == expected
 
 
 def test_settings_are_read_from_a_file_by_the_same_names() -> None:
-    made = config_from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
-    assert (made.port, made.probe_auth, made.api_keys) == (1, True, "k:r")
+    config = config_from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
+    assert (config.port, config.probe_auth, config.api_keys) == (1, True, "k:r")
 
 
 def test_unknown_setting_in_a_file_is_rejected() -> None:

@@ -165,8 +165,8 @@ def test_streams_decode_one_after_the_other_under_a_small_limit(tmp_path: Path, 
             most.append((budget.used, size))
 
         budget.reserve = reserve  # type: ignore[method-assign]
-        asked = [send(world, f"/v0/topics/t{number}", [zeros(3)], ARROW) for number in range(4)]
-        for each in asked:
+        exchanges = [send(world, f"/v0/topics/t{number}", [zeros(3)], ARROW) for number in range(4)]
+        for each in exchanges:
             answer = await each.answer()
             assert isinstance(answer, Response)
             assert (answer.status, json.loads(answer.body)["count"]) == (201, 12)
@@ -181,10 +181,10 @@ def test_client_that_leaves_during_a_wait_releases_its_reservation(tmp_path: Pat
     async def scenario(world: ServerHarness) -> None:
         budget = world.service.decoding
         await budget.reserve(1)
-        asked = send(world, "/v0/topics/t", [zeros(1)], ARROW)
+        exchange = send(world, "/v0/topics/t", [zeros(1)], ARROW)
         while not budget.waiting:
             await asyncio.sleep(0)
-        asked.leave()
+        exchange.leave()
         while budget.waiting:
             await asyncio.sleep(0)
         budget.release(1)
@@ -240,12 +240,12 @@ def test_stream_waits_while_the_engine_lags(tmp_path: Path, monkeypatch: pytest.
 
     async def scenario(world: ServerHarness) -> None:
         nonlocal lags
-        asked = send(world, "/v0/topics/t", [b'{"data":1}\n'], NDJSON)
+        exchange = send(world, "/v0/topics/t", [b'{"data":1}\n'], NDJSON)
         while looks < 3:
             await asyncio.sleep(0.001)
-        assert not asked.answered
+        assert not exchange.answered
         lags = False
-        answer = await asked.answer()
+        answer = await exchange.answer()
         assert isinstance(answer, Response)
         assert answer.status == 201
 
@@ -306,15 +306,15 @@ def test_large_write_waits_for_the_checkpoint(
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
-        asked = world.begin("POST", "/v0/topics/t", large(**more))
+        exchange = world.begin("POST", "/v0/topics/t", large(**more))
         line = FakeWebSocket()
         async with await world.connect(line):
             line.receive_from_peer({"op": "publish", "topic": "t", **json.loads(large(**more))})
             await lag.looked(8)
-            assert not asked.answered
+            assert not exchange.answered
             assert not line.sent
             lag.is_lagging = False
-            answer = await asked.answer()
+            answer = await exchange.answer()
             assert isinstance(answer, Response)
             assert answer.status == 200
             assert (await line.until(1))[0]["op"] == "ack"
@@ -326,11 +326,11 @@ def test_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: py
     lag = Lag(monkeypatch, wait_s=0.001)
 
     async def scenario(world: ServerHarness) -> None:
-        asked = world.begin("POST", "/v0/topics/t/batches", body(told(1, 1, b"absent")))
+        exchange = world.begin("POST", "/v0/topics/t/batches", body(told(1, 1, b"absent")))
         await lag.looked()
-        assert not asked.answered
+        assert not exchange.answered
         lag.is_lagging = False
-        answer = await asked.answer()
+        answer = await exchange.answer()
         assert isinstance(answer, Response)
         assert answer.status in (400, 404, 409), "the chunk is looked for after the wait"
 

@@ -84,7 +84,7 @@ class Scrape:
         return [dict(labels)[label] for known, labels in self.values if known == f"tidelog_{name}"]
 
 
-async def scraped(world: ServerHarness) -> Scrape:
+async def scrape(world: ServerHarness) -> Scrape:
     got = await get(world, "/v0/metrics")
     assert (got.status, got.content_type) == (200, "text/plain; version=0.0.4")
     return Scrape(got.body.decode())
@@ -95,11 +95,11 @@ def test_every_metric_of_the_contract_has_its_type() -> None:
         queue = world.topic("q", type="queue")
         queue.append(b"job")
         queue.group("g").commit(0)
-        found = await scraped(world)
+        sample = await scrape(world)
         wanted = {f"tidelog_{name}": "gauge" for name in GAUGES} | {f"tidelog_{name}": "counter" for name in COUNTERS}
         wanted |= {f"tidelog_{name}": "histogram" for name in HISTOGRAMS}
-        assert found.types == wanted
-        shown = {line.partition(" ")[0].partition("{")[0] for line in found.text.splitlines() if line[0] != "#"}
+        assert sample.types == wanted
+        shown = {line.partition(" ")[0].partition("{")[0] for line in sample.text.splitlines() if line[0] != "#"}
         assert {f"tidelog_{name}" for name in (*GAUGES, *COUNTERS)} - shown == {"tidelog_requests_total"}
 
     run_scenario(scenario)
@@ -111,20 +111,24 @@ def test_totals_cover_all_topics() -> None:
         world.topic("b", durability="ephemeral").append(b"xyz")
         world.topic("q", type="queue").append([b"1", b"2", b"3"])
         world.topic("a").delete(seqs=[1])
-        found = await scraped(world)
-        assert [found("topics_by_class", class_=name) for name in ("ephemeral", "memory", "disk", "fsync")] == [
+        sample = await scrape(world)
+        assert [sample("topics_by_class", class_=name) for name in ("ephemeral", "memory", "disk", "fsync")] == [
             1,
             0,
             1,
             1,
         ]
-        assert (found("topics"), found("records_live"), found("bytes_live")) == (3, 5, 11)
-        assert (found("queue_topics"), found("queue_leases_in_flight"), found("routers")) == (1, 0, 0)
-        assert (found("ready"), found("recovery_progress"), found("wal_read_only")) == (1, 1, 0)
-        assert [found(f"topic_{name}", topic="a") for name in ("head_seq", "earliest_seq", "records_live")] == [2, 2, 1]
-        assert found("topic_bytes_live", topic="a") == 5
-        assert (found("topic_queue_ready", topic="q"), found("topic_queue_in_flight", topic="q")) == (3, 0)
-        assert found.labels("topic_queue_ready", "topic") == ["q"], "of queues alone"
+        assert (sample("topics"), sample("records_live"), sample("bytes_live")) == (3, 5, 11)
+        assert (sample("queue_topics"), sample("queue_leases_in_flight"), sample("routers")) == (1, 0, 0)
+        assert (sample("ready"), sample("recovery_progress"), sample("wal_read_only")) == (1, 1, 0)
+        assert [sample(f"topic_{name}", topic="a") for name in ("head_seq", "earliest_seq", "records_live")] == [
+            2,
+            2,
+            1,
+        ]
+        assert sample("topic_bytes_live", topic="a") == 5
+        assert (sample("topic_queue_ready", topic="q"), sample("topic_queue_in_flight", topic="q")) == (3, 0)
+        assert sample.labels("topic_queue_ready", "topic") == ["q"], "of queues alone"
 
     run_scenario(scenario)
 
@@ -137,15 +141,15 @@ def test_json_has_the_keys_of_the_contract_and_the_values_of_the_text() -> None:
         assert (got.status, got.content_type) == (200, "application/json")
         assert list(got.json) == JSON_KEYS
         assert list(got.json["wal"]) == WAL_KEYS
-        found, said = await scraped(world), got.json
-        assert (said["ready"], said["replay_progress"], said["uptime_ms"]) == (True, 1.0, 1_234)
-        assert (said["topics_fsync"], said["topics_disk"]) == (1, 0)
+        sample, summary = await scrape(world), got.json
+        assert (summary["ready"], summary["replay_progress"], summary["uptime_ms"]) == (True, 1.0, 1_234)
+        assert (summary["topics_fsync"], summary["topics_disk"]) == (1, 0)
         for name in ("topics", "records_live", "bytes_live", "queue_topics", "sse_connections", "watch_sessions"):
-            assert found(name) == said[name]
+            assert sample(name) == summary[name]
         for name in ("fsyncs", "frames", "batches", "bytes_written", "rotations"):
-            assert found(f"wal_{name}_total") == said["wal"][name]
-        assert said["wal"]["fsync_count"] == said["wal"]["fsyncs"] > 0
-        assert said["wal"]["read_only"] is False
+            assert sample(f"wal_{name}_total") == summary["wal"][name]
+        assert summary["wal"]["fsync_count"] == summary["wal"]["fsyncs"] > 0
+        assert summary["wal"]["read_only"] is False
 
     run_scenario(scenario)
 
@@ -157,13 +161,13 @@ def test_fsync_histogram_is_cumulative_and_counts_every_fsync(tmp_path: Path) ->
         topic = world.topic("a", durability="fsync")
         for _ in range(5):
             topic.append(b"x")
-        found = await scraped(world)
-        counts = [found("wal_fsync_latency_us_bucket", le=le) for le in BUCKETS]
+        sample = await scrape(world)
+        counts = [sample("wal_fsync_latency_us_bucket", le=le) for le in BUCKETS]
         assert counts == sorted(counts)
-        assert counts[-1] == found("wal_fsync_latency_us_count") == found("wal_fsyncs_total") >= 5
-        every = [shard.stats for shard in world.engine.shards]
-        assert found("wal_fsync_latency_us_sum") == sum(each.sync_us for each in every)
-        assert counts[0] == sum(each.sync_us_counts[0] for each in every)
+        assert counts[-1] == sample("wal_fsync_latency_us_count") == sample("wal_fsyncs_total") >= 5
+        shard_stats = [shard.stats for shard in world.engine.shards]
+        assert sample("wal_fsync_latency_us_sum") == sum(each.sync_us for each in shard_stats)
+        assert counts[0] == sum(each.sync_us_counts[0] for each in shard_stats)
 
     assert FSYNC_BUCKETS_US == group_commit.SYNC_BUCKETS_US == tuple(int(bound) for bound in BUCKETS[:-1])
     run_with_engine(scenario, tmp_path)
@@ -174,13 +178,13 @@ def test_copies_of_routers_are_counted_separately() -> None:
         source = world.topic("a", durability="fsync")
         world.topic("b", durability="fsync")
         world.engine.router("r", "a", "b")
-        before = await scraped(world)
+        before = await scrape(world)
         source.append([b"x", b"y", b"z"])
         assert world.engine.topic("b").state().head_seq == 3
-        found = await scraped(world)
-        copied = found("wal_copied_frames_total") - before("wal_copied_frames_total")
+        sample = await scrape(world)
+        copied = sample("wal_copied_frames_total") - before("wal_copied_frames_total")
         assert copied == sum(shard.stats.copied_frames for shard in world.engine.shards) >= 2, "records and the pass"
-        assert found("wal_frames_total") - before("wal_frames_total") < copied + 3
+        assert sample("wal_frames_total") - before("wal_frames_total") < copied + 3
         assert (await get(world, "/v0/metrics", accept="application/json")).json["wal"]["copied_frames"] == copied
 
     run_scenario(scenario)
@@ -196,11 +200,11 @@ def test_fsyncs_are_counted_in_the_buckets_of_their_durations() -> None:
 def test_idle_wal_has_no_queue_and_a_failed_disk_is_read_only() -> None:
     async def scenario(world: ServerHarness) -> None:
         await post(world, "/v0/topics/a", [b'{"data":1}\n'] * 3)
-        found = await scraped(world)
-        assert found("wal_queue_depth") == 0
-        assert found("wal_queue_depth_peak") >= 1
+        sample = await scrape(world)
+        assert sample("wal_queue_depth") == 0
+        assert sample("wal_queue_depth_peak") >= 1
         world.engine.shards[0]._latch.trip(OSError(5, "gone"), "a test")
-        assert (await scraped(world))("wal_read_only") == 1
+        assert (await scrape(world))("wal_read_only") == 1
 
     run_scenario(scenario)
 
@@ -215,11 +219,11 @@ def test_traffic_is_counted_by_topic() -> None:
         await world.ask("POST", "/v0/topics/a/diff", {})
         await world.ask("POST", "/v0/topics/a/diff", {"from_seq": 5})
         await get(world, "/v0/topics/a/records")
-        found = await scraped(world)
-        assert found("topic_appended_total", topic="a") == 6, "what was deduplicated was not written"
-        assert found("topic_read_total", topic="a") == 3 + 1 + 3
-        assert found("topic_gaps_total", topic="a") == 2
-        assert found("topic_evicted_total", topic="a") == 3
+        sample = await scrape(world)
+        assert sample("topic_appended_total", topic="a") == 6, "what was deduplicated was not written"
+        assert sample("topic_read_total", topic="a") == 3 + 1 + 3
+        assert sample("topic_gaps_total", topic="a") == 2
+        assert sample("topic_evicted_total", topic="a") == 3
 
     run_scenario(scenario)
 
@@ -228,9 +232,9 @@ def test_dropped_topic_has_no_series_and_starts_from_zero() -> None:
     async def scenario(world: ServerHarness) -> None:
         for _ in range(2):
             await world.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
-            assert (await scraped(world))("topic_appended_total", topic="a") == 1
+            assert (await scrape(world))("topic_appended_total", topic="a") == 1
             await world.ask("DELETE", "/v0/topics/a")
-            assert (await scraped(world)).labels("topic_head_seq", "topic") == []
+            assert (await scrape(world)).labels("topic_head_seq", "topic") == []
 
     run_scenario(scenario)
 
@@ -245,13 +249,13 @@ def test_requests_are_counted_by_route_and_not_by_path() -> None:
         await world.ask("GET", "/nowhere/2")
         await world.ask("BREW1", "/v0/topics/a")
         await world.ask("BREW2", "/v0/topics/a")
-        found = await scraped(world)
+        sample = await scrape(world)
 
         def count(route: str, method: str, status: str) -> float:
             labels = {"route": route, "method": method, "status": status}
-            times = found("request_seconds_count", **labels)
-            assert times == found("request_seconds_bucket", le="+Inf", **labels)
-            assert times == found("requests_total", **labels)
+            times = sample("request_seconds_count", **labels)
+            assert times == sample("request_seconds_bucket", le="+Inf", **labels)
+            assert times == sample("requests_total", **labels)
             return times
 
         assert count("/v0/topics/{topic}", "PUT", "201") == 2
@@ -267,13 +271,13 @@ def test_response_times_are_counted_in_their_buckets() -> None:
         metrics = world.service.metrics
         for seconds in (0.0005, 0.0006, 2.0, 99.0):
             metrics.count_responses("/x", "GET", 200, seconds)
-        found = await scraped(world)
+        sample = await scrape(world)
         labels = {"route": "/x", "method": "GET", "status": "200"}
         shown = [
-            found("request_seconds_bucket", le=le, **labels) for le in ("0.0005", "0.001", "1", "2.5", "30", "+Inf")
+            sample("request_seconds_bucket", le=le, **labels) for le in ("0.0005", "0.001", "1", "2.5", "30", "+Inf")
         ]
         assert shown == [1, 2, 2, 3, 3, 4]
-        assert found("request_seconds_sum", **labels) == pytest.approx(101.0011)
+        assert sample("request_seconds_sum", **labels) == pytest.approx(101.0011)
 
     run_scenario(scenario)
 
@@ -283,11 +287,11 @@ def test_only_the_first_thousand_topics_have_series() -> None:
         for number in range(1_001):
             world.topic(f"t{number:04d}", durability="ephemeral")
             if number == 999:
-                assert (await scraped(world))("topic_metrics_truncated") == 0
-        found = await scraped(world)
-        assert (found("topic_metrics_truncated"), found("topics")) == (1, 1_001)
-        assert found.labels("topic_head_seq", "topic") == [f"t{number:04d}" for number in range(1_000)]
-        assert found.labels("topic_appended_total", "topic") == [f"t{number:04d}" for number in range(1_000)]
+                assert (await scrape(world))("topic_metrics_truncated") == 0
+        sample = await scrape(world)
+        assert (sample("topic_metrics_truncated"), sample("topics")) == (1, 1_001)
+        assert sample.labels("topic_head_seq", "topic") == [f"t{number:04d}" for number in range(1_000)]
+        assert sample.labels("topic_appended_total", "topic") == [f"t{number:04d}" for number in range(1_000)]
 
     run_scenario(scenario)
 
@@ -297,10 +301,10 @@ def test_open_streams_and_sessions_are_counted() -> None:
         world.topic("a")
         await world.watch({"a": {}})
         world.service.auth.stream_limit.acquire(world.app.service.auth.keys.find("x") or _anybody())
-        found = await scraped(world)
-        assert (found("watch_sessions"), found("sse_connections")) == (1, 1)
+        sample = await scrape(world)
+        assert (sample("watch_sessions"), sample("sse_connections")) == (1, 1)
         world.service.auth.stream_limit.release(_anybody())
-        assert (await scraped(world))("sse_connections") == 0
+        assert (await scrape(world))("sse_connections") == 0
 
     run_scenario(scenario)
 
@@ -320,11 +324,11 @@ def test_metrics_are_available_before_recovery() -> None:
         service = Service(ServerConfig(), ManualClock(), asyncio.get_running_loop())
         try:
             service.recovery_progress = 0.25
-            found = Scrape(ServerMetrics(service).prometheus_text().decode())
-            assert (found("ready"), found("recovery_progress"), found("topics")) == (0, 0.25, 0)
-            assert ("tidelog_wal_fsyncs_total", frozenset()) not in found.values, "there is no WAL yet"
-            said = ServerMetrics(service).summary()
-            assert (list(said), said["ready"], list(said["wal"])) == (JSON_KEYS, False, WAL_KEYS)
+            sample = Scrape(ServerMetrics(service).prometheus_text().decode())
+            assert (sample("ready"), sample("recovery_progress"), sample("topics")) == (0, 0.25, 0)
+            assert ("tidelog_wal_fsyncs_total", frozenset()) not in sample.values, "there is no WAL yet"
+            summary = ServerMetrics(service).summary()
+            assert (list(summary), summary["ready"], list(summary["wal"])) == (JSON_KEYS, False, WAL_KEYS)
         finally:
             service.close()
 
@@ -334,11 +338,11 @@ def test_metrics_are_available_before_recovery() -> None:
 def test_labels_are_escaped_and_integers_have_no_fraction() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.service.metrics.count_responses('a"b\\c\nd', "GET", 200, 0.5)
-        found = await scraped(world)
-        assert 'route="a\\"b\\\\c\\nd"' in found.text
-        assert found("requests_total", route='a"b\\c\nd', method="GET", status="200") == 1
-        assert re.search(r"^tidelog_topics 0$", found.text, re.MULTILINE)
-        assert re.search(r"^tidelog_uptime_ms 0$", found.text, re.MULTILINE)
+        sample = await scrape(world)
+        assert 'route="a\\"b\\\\c\\nd"' in sample.text
+        assert sample("requests_total", route='a"b\\c\nd', method="GET", status="200") == 1
+        assert re.search(r"^tidelog_topics 0$", sample.text, re.MULTILINE)
+        assert re.search(r"^tidelog_uptime_ms 0$", sample.text, re.MULTILINE)
 
     run_scenario(scenario)
 
@@ -348,11 +352,11 @@ def test_scrape_expires_nothing_and_counts_as_no_read() -> None:
         topic = world.topic("a", ttl_ms=10)
         topic.append(b"x")
         world.clock.tick(50)
-        fsyncs = (await scraped(world))("wal_fsyncs_total")
-        assert (await scraped(world))("records_live") == 1
-        assert (await scraped(world))("wal_fsyncs_total") == fsyncs, "and syncs nothing"
+        fsyncs = (await scrape(world))("wal_fsyncs_total")
+        assert (await scrape(world))("records_live") == 1
+        assert (await scrape(world))("wal_fsyncs_total") == fsyncs, "and syncs nothing"
         assert topic.count == 0
-        assert (await scraped(world))("topic_evicted_total", topic="a") == 1
+        assert (await scrape(world))("topic_evicted_total", topic="a") == 1
         assert topic.state().last_read_ms is None
 
     run_scenario(scenario)

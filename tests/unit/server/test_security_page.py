@@ -28,7 +28,7 @@ def named(text: str) -> set[str]:
 
 def defaults() -> dict[str, str]:
     """By setting: the cell with its default."""
-    found: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     columns: dict[str, int] = {}
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -38,9 +38,9 @@ def defaults() -> dict[str, str]:
             columns = {name: at for at, name in enumerate(cells)}
         elif all(name in columns for name in SECTION):
             for name in named(cells[columns["Setting"]]):
-                assert name not in found, f"{name} has two rows"
-                found[name] = cells[columns["Default"]]
-    return found
+                assert name not in defaults, f"{name} has two rows"
+                defaults[name] = cells[columns["Default"]]
+    return defaults
 
 
 def shown(name: str) -> str:

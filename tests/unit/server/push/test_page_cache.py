@@ -1,4 +1,4 @@
-"""Pages are made once for all who ask for the same (S3), and are never older than what they are asked of."""
+"""Pages are encoded once for equal requests (S3), and are never older than their request."""
 
 from __future__ import annotations
 
@@ -185,17 +185,17 @@ def test_page_from_disk_is_read_once_off_the_loop_for_all_waiters(monkeypatch: p
 
     async def scenario(world: ServerHarness) -> None:
         topic = cold(world)
-        asked = [asyncio.ensure_future(body(world, topic)) for _ in range(10)]
+        requests = [asyncio.ensure_future(body(world, topic)) for _ in range(10)]
         await asyncio.sleep(0)
-        asked[0].cancel()
+        requests[0].cancel()
         await asyncio.sleep(0)
         go.set()
-        found = await asyncio.gather(*asked[1:])
-        assert asked[0].cancelled(), "who leaves does not take it from the others"
+        results = await asyncio.gather(*requests[1:])
+        assert requests[0].cancelled(), "a reader that leaves does not cancel the read of the others"
         assert made.count == 1
-        assert all(text is found[0] for text in found)
-        assert records(found[0]) == [1, 2, 3]
-        assert await body(world, topic) is found[0]
+        assert all(text is results[0] for text in results)
+        assert records(results[0]) == [1, 2, 3]
+        assert await body(world, topic) is results[0]
 
     run_scenario(scenario)
 
@@ -232,12 +232,12 @@ def test_error_of_a_shared_read_reaches_all_waiters_and_is_not_cached(monkeypatc
         topic = cold(world)
         with monkeypatch.context() as patch:
             Rendered(patch, damaged)
-            asked = [asyncio.ensure_future(body(world, topic)) for _ in range(3)]
+            requests = [asyncio.ensure_future(body(world, topic)) for _ in range(3)]
             lonely = asyncio.ensure_future(body(world, topic, 1))
             await asyncio.sleep(0)
             lonely.cancel()
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            assert [type(error) for error in found] == [Corrupt] * 3
+            results = await asyncio.gather(*requests, return_exceptions=True)
+            assert [type(error) for error in results] == [Corrupt] * 3
             await let_idle()
         assert records(await body(world, topic)) == [1, 2, 3]
 

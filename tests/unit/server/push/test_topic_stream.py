@@ -1,7 +1,7 @@
-"""The loop that follows topics for a peer, as a stream of events sees it (contract 3.4, 3.7, 3.8): what is said, in
-which bytes, in which order, and what a slow peer costs whom.
+"""The loop that follows topics for a peer, over Server-Sent Events (contract 3.4, 3.7, 3.8): which frames are sent, in
+which bytes and order, and the cost of a slow peer.
 
-Method throughout: a peer that takes everything at once unless it is made to be stuck, on a loop whose time jumps.
+Method throughout: a peer that reads everything at once unless it is stuck, on a loop whose time jumps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def at(text: str) -> bytes:
 
 def brief(events: list[Event]) -> list[tuple[str, str, Any]]:
     """Each event as its name, its topic, and what it is about: seqs, or a reason, or a head."""
-    said: list[tuple[str, str, Any]] = []
+    summaries: list[tuple[str, str, Any]] = []
     for event in events:
         data = event.data
         about: Any = [record["$seq"] for record in data["records"]] if "records" in data else None
-        said.append((event.event, data.get("topic", ""), data.get("reason") or about or data.get("head_seq")))
-    return said
+        summaries.append((event.event, data.get("topic", ""), data.get("reason") or about or data.get("head_seq")))
+    return summaries
 
 
 # Bytes ----------------------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ def test_topics_are_sent_in_name_order_each_up_to_its_head() -> None:
 
 
 def test_topic_with_constant_writes_does_not_delay_other_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: every read of `a` writes another record to it, for as long as `b` was not heard."""
-    heard: list[str] = []
+    """Method: every read of `a` writes another record to it, until `b` is read."""
+    read_names: list[str] = []
     real = page_cache.read_page
 
     def render(topic: Topic, from_seq: int, view: ReadOptions) -> EncodedPage:
-        heard.append(topic.name)
-        assert heard.count("a") < 100, "b starves"
-        if topic.name == "a" and "b" not in heard:
+        read_names.append(topic.name)
+        assert read_names.count("a") < 100, "b starves"
+        if topic.name == "a" and "b" not in read_names:
             topic.append([0])
         return real(topic, from_seq, view)
 
@@ -176,9 +176,9 @@ def test_topic_with_constant_writes_does_not_delay_other_topics(monkeypatch: pyt
         async with await world.stream(await world.watch({"a": {}, "b": {}}, limit=1), tap):
             await tap.until(4)
             await let_idle()
-        assert heard.index("b") <= 3
+        assert read_names.index("b") <= 3
         seqs = [what for event, name, what in brief(tap.events) if (event, name) == ("record", "a")]
-        assert seqs == [[n + 1] for n in range(len(seqs))], "and nothing of a was lost or said twice"
+        assert seqs == [[n + 1] for n in range(len(seqs))], "and nothing of a was lost or sent twice"
 
     run_scenario(scenario)
 
@@ -498,7 +498,7 @@ def test_waiting_peer_is_sent_records_during_the_notification() -> None:
                 assert brief(tap.events)[-2:] == [("record", "a", [number]), ("caught-up", "a", number)]
                 assert [event.id for event in tap.events[-2:]] == [{"a": number}] * 2
         await settled()
-        assert [len(tap.events) for tap in taps] == [7, 7, 7], "said once"
+        assert [len(tap.events) for tap in taps] == [7, 7, 7], "sent once"
         for stream in streams:
             async with stream:
                 pass
@@ -567,10 +567,10 @@ def test_error_while_sending_ends_only_its_own_stream(monkeypatch: pytest.Monkey
 def test_error_while_encoding_a_page_does_not_stop_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     real = page_cache.build_page
 
-    def page_of(name: str, from_seq: int, found: JsonPage) -> EncodedPage:
-        if name == "a" and found.head_seq:
+    def page_of(name: str, from_seq: int, page: JsonPage) -> EncodedPage:
+        if name == "a" and page.head_seq:
             raise ZeroDivisionError
-        return real(name, from_seq, found)
+        return real(name, from_seq, page)
 
     async def scenario(world: ServerHarness) -> None:
         monkeypatch.setattr(page_cache, "build_page", page_of)
@@ -622,17 +622,17 @@ def test_heartbeat_is_sent_when_nothing_was_sent_for_an_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "floor", "every_s"),
+    ("requested_ms", "floor", "every_s"),
     [(None, None, 15.0), (1, None, 1.0), (90_000, None, 60.0), (1, 20, 0.02), (500, 20, 0.5), (0, 5_000, 1.0)],
 )
 def test_heartbeat_interval_is_between_its_minimum_and_a_minute(
-    asked: int | None, floor: int | None, every_s: float
+    requested_ms: int | None, floor: int | None, every_s: float
 ) -> None:
     """Contract 1.12, and the floor of tests in 1.2."""
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
-        options: dict[str, Any] = {} if asked is None else {"heartbeat_ms": asked}
+        options: dict[str, Any] = {} if requested_ms is None else {"heartbeat_ms": requested_ms}
         tap = FakeSink()
         async with await world.stream(await world.watch({"a": {}}, **options), tap):
             await tap.until(1)
@@ -834,10 +834,10 @@ def test_record_is_encoded_once_for_all_followers_with_equal_options(monkeypatch
     count = 0
     real = page_cache.build_page
 
-    def page_of(name: str, from_seq: int, found: JsonPage) -> EncodedPage:
+    def page_of(name: str, from_seq: int, page: JsonPage) -> EncodedPage:
         nonlocal count
         count += 1
-        return real(name, from_seq, found)
+        return real(name, from_seq, page)
 
     monkeypatch.setattr(page_cache, "build_page", page_of)
 

@@ -23,14 +23,14 @@ def add(sessions: WatchSessions, **cursors: int) -> WatchSession:
 
 def test_session_id_is_26_characters_of_16_random_bytes() -> None:
     """Contract 1.5. Method: a source that says which bytes; the two that differ between the alphabets among them."""
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def chance(size: int) -> bytes:
-        asked.append(size)
+        sizes.append(size)
         return b"\xfb\xef\xff" * 5 + b"\x00"
 
     session = add(WatchSessions(0, ManualClock(), random_bytes=chance))
-    assert asked == [16]
+    assert sizes == [16]
     assert session.wid == "wid_" + "--__" * 5 + "AA"
     assert len(session.wid) == 26
 
