@@ -211,8 +211,8 @@ LAYERS: dict[str, set[str]] = {
     "client": {"api_types", "engine", *_STORAGE},  # of the disk the hooks of a fork, of the engine the text of JSON
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
-    "spark": {"client", "engine", "commitlog", *_STORAGE},
-    "pipelines": {"spark", "client", "channels", "engine", "disk", *_LEAVES},
+    "spark": {"client", "database", "engine", "commitlog", *_STORAGE},
+    "pipelines": {"spark", "client", "database", "channels", "engine", "disk", *_LEAVES},
 }
 _BELOW = set(LAYERS)
 LAYERS["tidelog"] = _BELOW
