@@ -573,14 +573,14 @@ class Shard:
         if not batch:
             return False
         guard = InterruptGuard()
-        vital = all(commit.may_use_reserve for commit in batch)
-        outcome = self._write_and_sync(batch, gathered_us, guard, vital=vital)
-        if isinstance(outcome, DiskFull) and not vital:
+        may_use_reserve = all(commit.may_use_reserve for commit in batch)
+        outcome = self._write_and_sync(batch, gathered_us, guard, may_use_reserve=may_use_reserve)
+        if isinstance(outcome, DiskFull) and not may_use_reserve:
             # New records are refused; commits that free space are tried again without them.
             rest = [commit for commit in batch if commit.may_use_reserve]
             self._finish_batch([commit for commit in batch if not commit.may_use_reserve], outcome)
             if rest:
-                self._finish_batch(rest, self._write_and_sync(rest, gathered_us, guard, vital=True))
+                self._finish_batch(rest, self._write_and_sync(rest, gathered_us, guard, may_use_reserve=True))
         else:
             self._finish_batch(batch, outcome)
         guard.raise_pending()
@@ -600,11 +600,12 @@ class Shard:
         return batch
 
     def _write_and_sync(
-        self, batch: list[Commit], gathered_us: int, guard: InterruptGuard, *, vital: bool
+        self, batch: list[Commit], gathered_us: int, guard: InterruptGuard, *, may_use_reserve: bool
     ) -> BaseException | None:
         """Write a batch, and sync it if a commit is durable; return the error, if any."""
+        write = partial(guard.run, partial(self.writer.write, may_use_reserve=may_use_reserve))
         try:
-            if self._write(batch, gathered_us, partial(guard.run, partial(self.writer.write, vital=vital))):
+            if self._write(batch, gathered_us, write):
                 self.sync_us = guard.run(self._sync)
         except BaseException as error:
             return error

@@ -329,27 +329,27 @@ class Writer:
         """The number of the next frame in the shard."""
         return self._file_number + self._frames
 
-    def write(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
-        """Write one batch, `size` bytes in `frames` frames, into one file, a new one if needed. `vital`: it may use the
-        reserve on a full disk."""
+    def write(self, pieces: Sequence[Buffer], *, size: int, frames: int, may_use_reserve: bool = False) -> None:
+        """Write one batch, `size` bytes in `frames` frames, into one file, a new one if needed. `may_use_reserve`: on a
+        full disk it may use the reserve."""
         while True:
             try:
-                return self.write_raw(pieces, size=size, frames=frames, vital=vital)
+                return self.write_raw(pieces, size=size, frames=frames, may_use_reserve=may_use_reserve)
             except OSError as error:
                 failure = self.rollback(error)
-                if not (vital and isinstance(failure, DiskFull) and self._reserve.release_part()):
+                if not (may_use_reserve and isinstance(failure, DiskFull) and self._reserve.release_part()):
                     raise failure from error
 
-    def write_raw(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
+    def write_raw(self, pieces: Sequence[Buffer], *, size: int, frames: int, may_use_reserve: bool = False) -> None:
         """As `write`, but after an OSError the caller must call `rollback` with it first."""
         self.latch.check()
         if not size:
             return
-        if self.is_reserve_file and not vital:
+        if self.is_reserve_file and not may_use_reserve:
             self._leave_reserve_file()
         self._batch_bytes = size + SYNC_MARK_BYTES * self._write_marks
         if self.is_full(size) and not self._extend(size):
-            self._rotate(vital=vital)
+            self._rotate(may_use_reserve=may_use_reserve)
         elif not self._pos and self._batch_bytes > self._announced_bytes:
             self._write_current(self._file_number, self._batch_bytes)
         marked, mark = self._next_mark()
@@ -519,7 +519,7 @@ class Writer:
             raise self.latch.retryable_error(error, "restoring the disk reserve for new records")
         self.is_reserve_file = False
 
-    def _rotate(self, *, vital: bool) -> None:
+    def _rotate(self, *, may_use_reserve: bool) -> None:
         with self._sync_lock:
             # The old file first: from now on a missing frame in it is damage and no longer a torn tail.
             self._sync(include_idle_mark=True)
@@ -529,7 +529,7 @@ class Writer:
             except OSError as error:
                 self._remove_unfinished(first, error)
                 self.disk_full_count += 1
-                if not vital:
+                if not may_use_reserve:
                     raise self.latch.retryable_error(error, f"creating {file_path(self.directory, first)}") from error
                 file, self.reader = self._open_reserve_file(first)
             self._file.close()

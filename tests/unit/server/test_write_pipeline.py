@@ -264,9 +264,9 @@ def test_new_wal_file_is_not_created_on_the_loop(
     rotated_by: list[int] = []
     rotate = Writer._rotate
 
-    def recorded(self: Writer, *, vital: bool) -> None:
+    def recorded(self: Writer, *, may_use_reserve: bool) -> None:
         rotated_by.append(get_ident())
-        rotate(self, vital=vital)
+        rotate(self, may_use_reserve=may_use_reserve)
 
     monkeypatch.setattr(Writer, "_rotate", recorded)
 

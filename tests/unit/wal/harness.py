@@ -88,7 +88,7 @@ class WalHarness:
     ) -> None:
         self.disk, self.latch = disk, WriteLatch(WAL)
         self.history = [] if history is None else history
-        self.vital = False  # as records are: the reserve of a full disk is not for them
+        self.may_use_reserve = False  # as records are: the reserve of a full disk is not for them
         self._on_done = on_write_done
         self.writer = Writer(disk, WAL, file_number=first, file_bytes=file_bytes, latch=self.latch, write_marks=marks)
         self.shard = Shard(
@@ -111,7 +111,7 @@ class WalHarness:
         self.history.append(write)
         try:
             commit = Commit(chain(datas), frames=len(datas), durable=durable, on_done=done)
-            commit.may_use_reserve = self.vital
+            commit.may_use_reserve = self.may_use_reserve
             self.shard.submit(commit, nowait=nowait)
         except BaseException:
             self.history.remove(write)

@@ -437,9 +437,9 @@ def no_directory_sync(patch: Patch) -> None:
 def rotate_without_a_sync(patch: Patch) -> None:
     real = Writer._rotate
 
-    def rotate(self: Writer, *, vital: bool) -> None:
+    def rotate(self: Writer, *, may_use_reserve: bool) -> None:
         self._sync = lambda **_: False  # type: ignore[method-assign]
-        real(self, vital=vital)
+        real(self, may_use_reserve=may_use_reserve)
         del self._sync
 
     patch.setattr(Writer, "_rotate", rotate)
