@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, consistency, read
 from tidelog.engine.read import WalWatch
 from tidelog.errors import TopicNotFound, Unavailable
@@ -22,13 +23,13 @@ from tidelog.errors import TopicNotFound, Unavailable
 def writer(tmp_path: Path) -> Any:
     with tidelog.open(str(tmp_path / "data"), threads=False, wal_file_bytes=1 << 16) as log:
         log.topic("t").append(b"1")
-        yield log
+        yield engine_of(log)
 
 
 @pytest.fixture
 def reader(writer: Engine) -> Any:
     with tidelog.open(writer._context.root, read_only=True, threads=False) as log:
-        yield log
+        yield engine_of(log)
 
 
 def between(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[float | None]:
