@@ -46,7 +46,7 @@ def require(value: T | None, name: str) -> T:
     return value
 
 
-# ── files, by the seam that the library uses too ─────────────────────────────────────────────────
+# ── files, through the library's Disk interface ─────────────────────────────────────────────────
 
 
 def make_empty_dir(path: str) -> None:
@@ -89,7 +89,7 @@ def disk_bytes(path: str) -> int:
 
 
 def write_half_a_record(path: str) -> None:
-    """What a power cut may leave behind: the head of a record and not the rest of it."""
+    """Leave what a power cut may leave: the first bytes of a record."""
     file = PosixDisk().open(path, "write")
     try:
         file.write(file.size(), file.read(0, 120))  # of a first frame that is longer than this

@@ -148,7 +148,7 @@ def crash_and_recover(path: str) -> None:
         )
         seq = log.append(event(log.highest))
         print(f"  the log goes on at seq {seq:,}")
-    check(is_undamaged(path), "verify finds nothing to mend")
+    check(is_undamaged(path), "verify finds nothing to repair")
 
 
 def is_undamaged(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The last chapter of the guided tour: a shop. A server, producers, workers, and a table on Spark that is held against
+"""The last part of the guided tour: a shop. A server, producers, workers, and a table on Spark that is reconciled with
 the log.
 
     producers ──HTTP──► orders ──► export, as it grows ──► table ──► reconcile: table = log
@@ -27,9 +27,9 @@ from tidelog.disk.posix import PosixDisk
 
 PRODUCERS, BATCH = 4, 1000
 JOBS, WORKERS, CLAIM = 2_000, 3, 50
-LEASE_MS = 1_000  # the least a lease can be: nobody wants to wait for the worker that died
+LEASE_MS = 1_000  # the shortest lease: the tour waits for the lease of the worker that died
 SCHEMA = "order long, user string, sku string, qty int, cents long, country string, at string"
-_SKUS = ("kettle", "lamp", "chair", "desk", "teapot", "shelf", "mug", "plate")
+_SKUS = ("kettle", "lamp", "chair", "stool", "teapot", "shelf", "mug", "plate")
 _COUNTRIES = ("de", "fr", "at", "nl", "it", "es", "pl")
 
 
@@ -74,11 +74,11 @@ def produce(url: str, first: int, count: int) -> None:
 
 
 def tour(path: str, events: int) -> None:
-    """The whole chapter, with a server on `path`."""
+    """The whole part, with a server on `path`."""
     section(
         "11. The whole thing: a shop",
         f"A server, {PRODUCERS} producers with {events:,} orders, {WORKERS} workers with {JOBS:,} mails, and a table",
-        "made by Spark that follows the orders as they come. At the end it is held against the log.",
+        "made by Spark that follows the orders as they come. At the end it is reconciled with the log.",
     )
     if lacking := missing_packages():
         print(f"  left out: {', '.join(lacking)} not installed (pip install 'tidelog[all]')")
@@ -127,7 +127,7 @@ def _run_on_spark(url: str, table: str, events: int) -> tuple[list[Throughput], 
         rows.append(throughput("rows that came into the table meanwhile", exported, clock.monotonic_ms() - began_ms))
         began_ms = clock.monotonic_ms()
         found = pipelines.reconcile(url, "orders", table, spark=spark)
-        rows.append(throughput("rows held against the log", found.table_rows, clock.monotonic_ms() - began_ms))
+        rows.append(throughput("rows reconciled with the log", found.table_rows, clock.monotonic_ms() - began_ms))
         bought = spark.read.parquet(f"{table}/*.parquet").groupBy("country").count().orderBy("country").collect()
     check(exported == events, "every order is in the table once")
     check(found.equal and found.log_rows == events, f"table = log: {found.log_rows:,} rows, hash {found.hash:016x}")
@@ -141,20 +141,20 @@ def _run_on_spark(url: str, table: str, events: int) -> tuple[list[Throughput], 
 @contextmanager
 def _run_server(path: str) -> Iterator[str]:
     """A server of its own process on a free port; where it answers."""
-    disk, told = PosixDisk(), join(path, "port")
+    disk, port_file = PosixDisk(), join(path, "port")
     disk.make_dir(path)
     command = [sys.executable, "-m", "tidelog.cli.main", "serve", "--data", join(path, "data")]
-    child = subprocess.Popen([*command, "--port", "0", "--port-file", told], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([*command, "--port", "0", "--port-file", port_file], stderr=subprocess.DEVNULL)
     with child:
         try:
             pause = Event()
-            while not (where := read_file(disk, told)):
+            while not (where := read_file(disk, port_file)):
                 check_alive(child)
                 pause.wait(0.02)
             yield f"http://{where.decode().strip()}"
         finally:
             child.terminate()
-    check(child.returncode == 0, "the server stopped as it was told to, with all of it on disk")
+    check(child.returncode == 0, "the server stopped on SIGTERM, with everything on disk")
 
 
 def check_alive(child: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The chapter of the guided tour that is about topics: classes and a kill, a gap, a silent delete, columns."""
+"""The part of the guided tour about topics: classes and a kill, a gap, a silent delete, columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = 100_000
 
 
 def tour(path: str) -> None:
-    """The whole chapter, on topics in `path`."""
+    """The whole part, on topics in `path`."""
     show_acks_after_kill(path)
     with tidelog.open(path) as log:
         show_gap(log)
@@ -86,8 +86,8 @@ def show_acks_after_kill(path: str) -> None:
 
 def show_gap(log: tidelog.Database) -> None:
     section(
-        "8. A gap is told",
-        "A topic keeps 100 records and gets 250. A reader that was away is told what it missed, once.",
+        "8. A reader gets a gap",
+        "A topic keeps 100 records and gets 250. A reader that was away gets one gap that names the lost records.",
     )
     readings = log.topic("readings", cap_records=100)
     for first in range(0, 250, 50):
@@ -98,12 +98,12 @@ def show_gap(log: tidelog.Database) -> None:
     print(f"  then seqs {page.records[0].seq} to {page.records[-1].seq}; {page.counts.evicted} evicted")
     check(gap[:3] == (1, 150, "cap"), "the gap names exactly what was evicted")
     check(readings.read(page.next_from_seq).gap is None, "the next page has none")
-    told = sum(isinstance(item, Gap) for item in readings.follow(timeout=0.0, on_gap="emit"))
-    check(told == 1, "one who follows from the start is told once as well")
+    gaps = sum(isinstance(item, Gap) for item in readings.follow(timeout=0.0, on_gap="emit"))
+    check(gaps == 1, "a reader that follows from the start gets one gap as well")
 
 
 def show_delete(log: tidelog.Database) -> None:
-    section("9. A delete is silent", "Records are deleted by their tag. Readers pass over them; nobody is alarmed.")
+    section("9. A delete is silent", "Records are deleted by their tag. Readers skip them, without a gap.")
     carts = log.topic("carts", durability="fsync")
     for number in range(30):
         carts.append({"cart": number % 3, "step": number}, tag=f"cart-{number % 3}")

@@ -46,7 +46,7 @@ def run(server: Server, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch:
 def test_a_room_of_a_server_from_its_making_to_its_end(run: Run, server: Server) -> None:
     assert run("create", ROOM, "--user", ANN, "--set", "max_clients=3")[:2] == (
         0,
-        f"made {ROOM}, a pubsub channel, owned by {ANN}\n",
+        f"created {ROOM}, a pubsub channel, owned by {ANN}\n",
     )
     lines = b"".join(b"%d\n" % number for number in range(250)) + b"\xff\n"
     assert run("publish", ROOM, "--user", ANN, stdin=lines)[1] == "wrote 251 records, seqs 1 to 251\n"

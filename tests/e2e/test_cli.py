@@ -148,7 +148,7 @@ def test_the_command_is_installed_under_its_name() -> None:
         (["inspect", "nowhere"], "there is no log at nowhere"),
         (["repair", "nowhere"], "there is no log at nowhere"),
         (["truncate", "log", "--to", "3"], "it holds [0, 3)"),
-        (["append", "log", "--tag", "t"], "the rustlog layout has no room for a tag"),
+        (["append", "log", "--tag", "t"], "the rustlog layout cannot store a tag"),
         (["append", "log", "--expect", "2"], "the next one is 3"),
     ],
 )
@@ -232,7 +232,7 @@ def test_an_append_whose_acks_nobody_reads_stops_and_says_what_it_wrote(tmp_path
         writer.stdin.flush()
         said = writer.stderr.read()
     assert writer.returncode == 141
-    assert said == b"tidelog: nobody reads the answers any more; wrote 2 records, seqs 1 to 2\n"
+    assert said == b"tidelog: the output was closed by its reader; wrote 2 records, seqs 1 to 2\n"
     assert held(tmp_path / "log") == [b"first", b"second"]
 
 

@@ -22,6 +22,7 @@ import pytest
 
 from tidelog.commitlog.codecs import laminar_layout, narwhal_layout, rustlog_layout
 from tidelog.commitlog.codecs.rustlog_layout import CleanerCheckpoint
+from tidelog.commitlog.vectorized import scan_records
 from tidelog.errors import Corrupt
 from tidelog.formats.rows import Rows, ScanResult, ScanStop, iter_records
 from tidelog.types import Record
@@ -84,18 +85,18 @@ def test_the_vectors_of_the_specification_are_unchanged() -> None:
 def test_a_rustlog_segment_is_written_and_read() -> None:
     hello = golden("rustlog/00000000000000000007.log")
     assert rustlog_layout.encode(7, TS_US, [b"hello"]) == hello
-    assert listed(rustlog_layout.scan_records(hello, above=6).rows) == [Record(7, TS_US, b"hello")]
+    assert listed(scan_records(rustlog_layout.LAYOUT, hello, above=6).rows) == [Record(7, TS_US, b"hello")]
     tide = golden("rustlog/00000000000000000040.log")
     assert b"".join(rustlog_layout.encode(r.seq, r.ts_us, [r.data]) for r in TIDE) == tide
-    walk = rustlog_layout.scan_records(tide, above=39)
+    walk = scan_records(rustlog_layout.LAYOUT, tide, above=39)
     assert (listed(walk.rows), walk.end, walk.stop) == (TIDE, len(tide), ScanStop.END)
     assert rustlog_layout.encode_index(walk.rows.seq, walk.rows.frame_pos, 0) == golden(
         "rustlog/00000000000000000040.index"
     )
     for base, log in ((7, hello), (40, tide)):
-        side_car = golden(f"rustlog/{rustlog_layout.crc_name(base)}")
-        assert rustlog_layout.encode_crcs(log, rustlog_layout.scan_records(log).rows) == side_car
-        assert rustlog_layout.scan_records(log, crcs=rustlog_layout.read_crcs(side_car)).stop is ScanStop.END
+        side_car = golden(f"rustlog/{base:020d}.crc")
+        assert rustlog_layout.encode_crcs(log, scan_records(rustlog_layout.LAYOUT, log).rows) == side_car
+        assert scan_records(rustlog_layout.LAYOUT, log, crcs=rustlog_layout.read_crcs(side_car)).stop is ScanStop.END
 
 
 def rustlog_hundred() -> bytes:
@@ -106,7 +107,7 @@ def rustlog_hundred() -> bytes:
 def test_a_rustlog_index_is_written_and_read() -> None:
     data = golden("rustlog/00000000000000000000.index")
     log = rustlog_hundred()
-    rows = rustlog_layout.scan_records(log).rows
+    rows = scan_records(rustlog_layout.LAYOUT, log).rows
     assert rustlog_layout.encode_index(rows.seq, rows.frame_pos, 0) == data
     index = rustlog_layout.read_index(data)
     assert index is not None
@@ -145,10 +146,12 @@ def test_a_laminar_segment_with_a_hole_and_metadata_is_written_and_read() -> Non
 def test_a_narwhal_segment_is_written_and_read() -> None:
     hi = golden("narwhal/00000000000000000001.log")
     assert narwhal_layout.encode(1, 1_700_000_000, [b"hi"], b"alice@localhost") == hi
-    assert listed(narwhal_layout.scan_records(hi).rows) == [Record(1, 1_700_000_000_000, b"hi", b"alice@localhost")]
+    assert listed(scan_records(narwhal_layout.LAYOUT, hi).rows) == [
+        Record(1, 1_700_000_000_000, b"hi", b"alice@localhost")
+    ]
     tide = golden("narwhal/00000000000000000040.log")
     assert b"".join(narwhal_layout.encode(r.seq, r.ts_us // 1000, [r.data], r.node) for r in NARWHAL_TIDE) == tide
-    walk = narwhal_layout.scan_records(tide, above=39)
+    walk = scan_records(narwhal_layout.LAYOUT, tide, above=39)
     assert (listed(walk.rows), walk.end, walk.stop) == (NARWHAL_TIDE, len(tide), ScanStop.END)
     index, _ = narwhal_layout.encode_index(
         walk.rows.seq, walk.rows.frame_pos, np.append(walk.rows.frame_pos[1:], len(tide)), 40
@@ -164,7 +167,7 @@ def narwhal_ninety() -> bytes:
 def test_a_narwhal_index_is_written_and_read() -> None:
     data = golden("narwhal/00000000000000000100.idx")
     log = narwhal_ninety()
-    rows = narwhal_layout.scan_records(log).rows
+    rows = scan_records(narwhal_layout.LAYOUT, log).rows
     assert (
         narwhal_layout.encode_index(rows.seq, rows.frame_pos, np.append(rows.frame_pos[1:], len(log)), 100)[0] == data
     )
@@ -192,7 +195,7 @@ def test_a_cleaner_checkpoint_is_written_and_read() -> None:
 
 def part_of(log: bytes, at: int) -> str:
     """Which field of a sound rustlog segment this byte belongs to."""
-    rows = rustlog_layout.scan_records(log).rows
+    rows = scan_records(rustlog_layout.LAYOUT, log).rows
     inside = at - int(rows.frame_pos[np.searchsorted(rows.frame_pos, at, "right") - 1])
     return "length" if inside < 4 else "offset" if inside < 12 else "timestamp" if inside < 20 else "data"
 
@@ -200,9 +203,9 @@ def part_of(log: bytes, at: int) -> str:
 def not_found(log: bytes, base: int) -> Counter[str]:
     """How many changed files end cleanly although their records are others, by the field that was changed."""
     missed: Counter[str] = Counter()
-    right = listed(rustlog_layout.scan_records(log).rows)
+    right = listed(scan_records(rustlog_layout.LAYOUT, log).rows)
     for at, changed in changes(log):
-        walk = rustlog_layout.scan_records(changed, above=base - 1)
+        walk = scan_records(rustlog_layout.LAYOUT, changed, above=base - 1)
         if not found(walk):
             assert listed(walk.rows) != right
             missed[part_of(log, at)] += 1
@@ -237,28 +240,28 @@ def test_without_a_side_car_only_bounds_and_order_are_held_and_exactly_this_slip
 
 @pytest.mark.parametrize("base", [7, 40])
 def test_with_the_side_car_every_change_of_a_rustlog_segment_is_found(base: int) -> None:
-    log = golden(f"rustlog/{rustlog_layout.data_name(base)}")
-    side_car = golden(f"rustlog/{rustlog_layout.crc_name(base)}")
-    right = listed(rustlog_layout.scan_records(log).rows)
+    log = golden(f"rustlog/{base:020d}.log")
+    side_car = golden(f"rustlog/{base:020d}.crc")
+    right = listed(scan_records(rustlog_layout.LAYOUT, log).rows)
     for at, changed in changes(log):
-        walk = rustlog_layout.scan_records(changed, above=base - 1, crcs=rustlog_layout.read_crcs(side_car))
+        walk = scan_records(rustlog_layout.LAYOUT, changed, above=base - 1, crcs=rustlog_layout.read_crcs(side_car))
         assert found(walk), at
         assert listed(walk.rows) == right[: len(walk.rows)], "nothing wrong is handed out"
     for at, changed in changes(side_car):
-        walk = rustlog_layout.scan_records(log, above=base - 1, crcs=rustlog_layout.read_crcs(changed))
+        walk = scan_records(rustlog_layout.LAYOUT, log, above=base - 1, crcs=rustlog_layout.read_crcs(changed))
         assert (walk.stop, len(walk.rows)) == (ScanStop.BAD, at // 4)
     for short in cuts(side_car):
-        walk = rustlog_layout.scan_records(log, above=base - 1, crcs=rustlog_layout.read_crcs(short))
+        walk = scan_records(rustlog_layout.LAYOUT, log, above=base - 1, crcs=rustlog_layout.read_crcs(short))
         assert (walk.stop, len(walk.rows)) == (ScanStop.BAD, len(short) // 4)
 
 
 @pytest.mark.parametrize("base", [7, 40])
 def test_a_rustlog_segment_cut_anywhere_gives_the_records_that_are_whole(base: int) -> None:
-    log = golden(f"rustlog/{rustlog_layout.data_name(base)}")
-    rows = rustlog_layout.scan_records(log).rows
-    crcs = rustlog_layout.read_crcs(golden(f"rustlog/{rustlog_layout.crc_name(base)}"))
+    log = golden(f"rustlog/{base:020d}.log")
+    rows = scan_records(rustlog_layout.LAYOUT, log).rows
+    crcs = rustlog_layout.read_crcs(golden(f"rustlog/{base:020d}.crc"))
     for short in cuts(log):
-        walk = rustlog_layout.scan_records(short, above=base - 1)
+        walk = scan_records(rustlog_layout.LAYOUT, short, above=base - 1)
         assert listed(walk.rows) == listed(rows)[: len(walk.rows)]
         # At a boundary nothing in the file tells; the side-car has one checksum too many.
         assert found(walk) or (len(short) in rows.frame_pos and len(walk.rows) < len(crcs))
@@ -310,15 +313,15 @@ def test_every_change_of_a_laminar_segment_is_found(base: int) -> None:
 
 @pytest.mark.parametrize("base", [1, 40])
 def test_every_change_of_a_narwhal_segment_is_found(base: int) -> None:
-    log = golden(f"narwhal/{narwhal_layout.data_name(base)}")
-    rows = narwhal_layout.scan_records(log).rows
+    log = golden(f"narwhal/{base:020d}.log")
+    rows = scan_records(narwhal_layout.LAYOUT, log).rows
     right = listed(rows)
     for at, changed in changes(log):
-        walk = narwhal_layout.scan_records(changed, above=base - 1)
+        walk = scan_records(narwhal_layout.LAYOUT, changed, above=base - 1)
         assert found(walk), at
         assert listed(walk.rows) == right[: len(walk.rows)], "nothing wrong is handed out"
     for short in cuts(log):
-        walk = narwhal_layout.scan_records(short, above=base - 1)
+        walk = scan_records(narwhal_layout.LAYOUT, short, above=base - 1)
         assert listed(walk.rows) == right[: len(walk.rows)]
         assert found(walk) or len(short) in rows.frame_pos
 

@@ -1,41 +1,41 @@
-"""`tidelog channel …`: the commands, what each takes, and the help that teaches them. What they do lies in
-channel_verbs.
-
-[shell] Commands on channels of a directory or of a server. Those that look open a directory for reading, beside a
-writer; those that change something hold it for themselves, and print their answer after it is closed.
-
-[shell] Channels as a command needs them, wherever they are: in a directory, or behind a server.
+"""`tidelog channel …`: commands on the channels of a directory or of a server.
 
     tidelog channel … DIR CHANNEL               this process is the writer, or a reader beside one
-    tidelog channel … CHANNEL --server URL      a server is, and commands are its clients
+    tidelog channel … CHANNEL --server URL      the server is the writer, and the command a client
 
-Both say the same in the same shapes. A user that is None is the operator: whoever has the files, or a key with the
-scope admin; a command that only looks is the key's own user where the key may not be that.
+Commands that read open a directory beside a writer; commands that write lock it, and print their result after it is
+closed. Both backends return the same values. A user that is None is the operator: the owner of the files, or a key
+with the scope admin; a read uses the key's own user where the key has no such scope.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tidelog.channels import OPERATOR, Channel, ChannelManager, ChannelMeta, Message
 from tidelog.channels.rules import ACL_KINDS, ChannelLimits
 from tidelog.cli import target
-from tidelog.cli.command import CommandFunction, add_command, add_group, parse_moment_us, parse_positive, parse_setting
-from tidelog.cli.log import ByteSource, acked_fields, describe_written, read_lines
-from tidelog.cli.render import Screen, plural
+from tidelog.cli.command import (
+    CommandFunction,
+    Commands,
+    add_command,
+    add_group,
+    add_line_options,
+    add_server_options,
+    parse_moment_us,
+    parse_positive,
+    parse_setting,
+)
+from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
+from tidelog.cli.render import Screen, bytes_field, plural
 from tidelog.client import Client, RemoteChannel, RemoteMessage
 from tidelog.client.channel import KEY_USER, list_remote_channels
 from tidelog.database import Database
-from tidelog.errors import BadInput, ChannelNotFound, Error, Forbidden
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
+from tidelog.errors import ChannelNotFound, Error, Forbidden
 
 T = TypeVar("T")
 AnyMessage = Message | RemoteMessage
@@ -43,19 +43,19 @@ AnyMessage = Message | RemoteMessage
 
 class ChannelBackend(Protocol):
     def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """A row a channel, and what could not be read."""
+        """One row per channel, and the reason for each that cannot be read."""
         ...
 
     def show(self, name: str) -> dict[str, Any]: ...
     def history(self, name: str, bounds: dict[str, int | None]) -> tuple[Sequence[AnyMessage], int, int]:
-        """A page, where the next one begins, and the last seq there is."""
+        """A page, the start of the next one, and the last seq."""
         ...
 
     def bounds(self, name: str) -> tuple[int, int]: ...
     def create(self, name: str, user: str, config: Mapping[str, object]) -> dict[str, Any]: ...
     def join(self, name: str, user: str, by: str | None) -> dict[str, Any]: ...
     def leave(self, name: str, user: str, by: str | None) -> str | None:
-        """Who owns it now; None where it ended."""
+        """The new owner; None where the channel ended."""
         ...
 
     def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
@@ -76,7 +76,7 @@ def channel_name(args: Namespace) -> str:
 def open_channels(
     args: Namespace, screen: Screen, *, write: bool, create: bool = False
 ) -> AbstractContextManager[ChannelBackend]:
-    """The door that the command line names. Everything is on disk when this ends."""
+    """Open the backend that the command line names. Everything is durable when the block ends."""
     return target.open_target(args, screen, LocalChannels, RemoteChannels, write=write, create=create)
 
 
@@ -94,12 +94,12 @@ class LocalChannels:
 
     @staticmethod
     def _bounds(manager: ChannelManager, name: str) -> tuple[int, int] | None:
-        """First and last seq; None for a queue, whose messages are nobody's history."""
+        """First and last seq; None for a queue, which has no history."""
         return Channel(manager, name, OPERATOR).bounds() if manager.meta(name).config.type == "pubsub" else None
 
     def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         manager = self._database.channels
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for name in manager.channel_names():
             meta = manager.meta(name)
             row: dict[str, Any] = {"channel": name, "type": meta.config.type, "owner": meta.owner}
@@ -109,8 +109,8 @@ class LocalChannels:
                     row["first_seq"], row["last_seq"] = bounds
             except Error as error:
                 row["trouble"] = str(error)
-            found.append(row)
-        return found, dict(manager.report.skipped)
+            rows.append(row)
+        return rows, dict(manager.report.skipped)
 
     def show(self, name: str) -> dict[str, Any]:
         manager = self._database.channels
@@ -133,7 +133,7 @@ class LocalChannels:
         return _meta_fields(self._database.channels.meta(name))
 
     def join(self, name: str, user: str, by: str | None) -> dict[str, Any]:
-        self._database.channels.meta(name)  # a command that joins makes no channel: what it made would not persist
+        self._database.channels.meta(name)  # joining must not create a channel: it would not persist
         if by is None:
             self._channel(name, user).join()
         else:
@@ -145,8 +145,8 @@ class LocalChannels:
             self._channel(name, user).leave()
         else:
             self._channel(name, by).kick(user)
-        there = name in self._database.channels.channel_names()
-        return self._database.channels.meta(name).owner if there else None
+        exists = name in self._database.channels.channel_names()
+        return self._database.channels.meta(name).owner if exists else None
 
     def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
         ack = self._channel(name, user).publish_many(payloads)
@@ -158,9 +158,9 @@ class LocalChannels:
     def set_acl(
         self, name: str, user: str | None, kind: str, add: Sequence[str], remove: Sequence[str]
     ) -> Sequence[str]:
-        room = self._channel(name, user)
-        listed = room.allow(kind, *add) if add else ()
-        return room.disallow(kind, *remove) if remove else listed
+        channel = self._channel(name, user)
+        listed = channel.allow(kind, *add) if add else ()
+        return channel.disallow(kind, *remove) if remove else listed
 
     def delete(self, name: str, user: str | None) -> None:
         if not self._channel(name, user).delete():
@@ -182,46 +182,46 @@ class RemoteChannels:
 
     def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         rows, unreadable, user = list_remote_channels(self._client)
-        found = []
+        listed = []
         for row in rows:
-            kept = {key: row[key] for key in ("channel", "type", "owner", "members")}
-            kept |= {"first_seq": None, "last_seq": None, "trouble": None}
+            fields = {key: row[key] for key in ("channel", "type", "owner", "members")}
+            fields |= {"first_seq": None, "last_seq": None, "trouble": None}
             try:
                 state = self._channel(row["channel"], user).state()
-                kept |= {"first_seq": state["first_seq"], "last_seq": state["last_seq"]}
+                fields |= {"first_seq": state["first_seq"], "last_seq": state["last_seq"]}
             except Error as error:
-                kept["trouble"] = str(error)
-            found.append(kept)
-        return found, unreadable
+                fields["trouble"] = str(error)
+            listed.append(fields)
+        return listed, unreadable
 
     def show(self, name: str) -> dict[str, Any]:
-        def look(room: RemoteChannel) -> dict[str, Any]:
-            state = room.state()
-            fields = {"channel": name, "owner": state["owner"], **state["config"], "members": room.members()}
+        def describe(channel: RemoteChannel) -> dict[str, Any]:
+            state = channel.state()
+            fields = {"channel": name, "owner": state["owner"], **state["config"], "members": channel.members()}
             try:
-                acl: dict[str, list[str]] | None = room.acl()
+                acl: dict[str, list[str]] | None = channel.acl()
             except Forbidden:
-                acl = None  # it is the owner's to know
-            told = {name: state[name] for name in ("first_seq", "last_seq")}
-            return fields | {"acl": acl, **told, "holes": state.get("holes", [])}
+                acl = None  # only the owner may read it
+            seqs = {name: state[name] for name in ("first_seq", "last_seq")}
+            return fields | {"acl": acl, **seqs, "holes": state.get("holes", [])}
 
-        return self._read_as_member(name, look)
+        return self._read_as_member(name, describe)
 
     def bounds(self, name: str) -> tuple[int, int]:
         state = self._read_as_member(name, RemoteChannel.state)
         return state["first_seq"] or 1, state["last_seq"] or 0
 
     def history(self, name: str, bounds: dict[str, int | None]) -> tuple[Sequence[AnyMessage], int, int]:
-        return self._read_as_member(name, lambda room: room.history(**bounds))
+        return self._read_as_member(name, lambda channel: channel.history(**bounds))
 
     def create(self, name: str, user: str, config: Mapping[str, object]) -> dict[str, Any]:
         self._channel(name, user).join(config=config)
         return self._describe(name, user)
 
     def _describe(self, name: str, user: str) -> dict[str, Any]:
-        room = self._channel(name, user)
-        state = room.state()
-        return {"channel": name, "owner": state["owner"], **state["config"], "members": room.members()}
+        channel = self._channel(name, user)
+        state = channel.state()
+        return {"channel": name, "owner": state["owner"], **state["config"], "members": channel.members()}
 
     def join(self, name: str, user: str, by: str | None) -> dict[str, Any]:
         if by is not None:
@@ -232,13 +232,13 @@ class RemoteChannels:
         return self._describe(name, user)
 
     def leave(self, name: str, user: str, by: str | None) -> str | None:
-        done = self._channel(name, user).leave() if by is None else self._channel(name, by).leave(user)
-        owner: str | None = done["owner"]
+        result = self._channel(name, user).leave() if by is None else self._channel(name, by).leave(user)
+        owner: str | None = result["owner"]
         return owner
 
     def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
-        done = self._channel(name, user).publish(payloads)
-        return range(done["first_seq"], done["last_seq"] + 1)
+        result = self._channel(name, user).publish(payloads)
+        return range(result["first_seq"], result["last_seq"] + 1)
 
     def acl(self, name: str, user: str | None, kind: str) -> Sequence[str]:
         return self._channel(name, user).acl()[kind]
@@ -254,7 +254,8 @@ class RemoteChannels:
 
 
 def _check_exists(channel: RemoteChannel) -> None:
-    """A command that joins makes no channel; whether there is one, a stranger is told as well."""
+    """Raise ChannelNotFound for a missing channel, so that a join does not create one. Users who may not read it learn
+    that it exists."""
     try:
         channel.state()
     except ChannelNotFound:
@@ -271,17 +272,16 @@ _PAYLOAD_BYTES_MAX = ChannelLimits().payload_bytes_max
 
 def ls(args: Namespace, screen: Screen) -> int:
     """List channels."""
-    if bool(args.dir) == bool(args.server):
-        raise BadInput("channels are in a DIR or behind a --server, one of the two; nothing was done")
-    with open_channels(args, screen, write=False) as door:
-        found, skipped = door.list_rows()
-    troubles = [*skipped.values(), *(row["trouble"] for row in found if row["trouble"])]
+    target.check_one_target(args, "channels")
+    with open_channels(args, screen, write=False) as backend:
+        channels, skipped = backend.list_rows()
+    troubles = [*skipped.values(), *(row["trouble"] for row in channels if row["trouble"])]
     if screen.json:
-        screen.print_result({"channels": found, "unreadable": skipped})
+        screen.print_result({"channels": channels, "unreadable": skipped})
     else:
         titles = ("channel", "type", "owner", ">members", ">first", ">last")
         keys = ("channel", "type", "owner", "members", "first_seq", "last_seq")
-        screen.print_table(titles, [["–" if row[key] is None else str(row[key]) for key in keys] for row in found])
+        screen.print_table(titles, [["–" if row[key] is None else str(row[key]) for key in keys] for row in channels])
         for trouble in troubles:
             screen.print_error(f"damage: {trouble}")
     return 1 if troubles else 0
@@ -290,35 +290,35 @@ def ls(args: Namespace, screen: Screen) -> int:
 def show(args: Namespace, screen: Screen) -> int:
     """Show one channel."""
     name = channel_name(args)
-    with open_channels(args, screen, write=False) as door:
-        fields = door.show(name)
-    kept = {name: value for name, value in fields.items() if name not in ("members", "acl", "holes")}
+    with open_channels(args, screen, write=False) as backend:
+        fields = backend.show(name)
+    plain = {name: value for name, value in fields.items() if name not in ("members", "acl", "holes")}
     acl = fields["acl"] or {}
-    listed = [f"may {kind}: {', '.join(acl[kind]) or 'everybody'}" for kind in ACL_KINDS if kind in acl]
-    told = [f"{name}: {'–' if value is None else value}" for name, value in kept.items()]
-    told += [f"lost to a power cut before their sync: seqs {first} to {last}" for first, last in fields["holes"]]
-    screen.print_result(fields, *told, *listed, f"members: {', '.join(fields['members'])}")
+    lines = [f"{name}: {'–' if value is None else value}" for name, value in plain.items()]
+    lines += [f"lost to a power cut before their sync: seqs {first} to {last}" for first, last in fields["holes"]]
+    lines += [f"may {kind}: {', '.join(acl[kind]) or 'everybody'}" for kind in ACL_KINDS if kind in acl]
+    screen.print_result(fields, *lines, f"members: {', '.join(fields['members'])}")
     return 0
 
 
 def history(args: Namespace, screen: Screen) -> int:
     """Print messages."""
     name, left = channel_name(args), args.limit
-    asked: dict[str, int | None] = {"first": args.first, "last": args.last}
-    asked["since"] = None if args.since is None else args.since // 1000
-    asked["until"] = None if args.until is None else args.until // 1000
-    with open_channels(args, screen, write=False) as door:
-        if args.newest is not None:  # more than one answer can hold
-            first, last = door.bounds(name)
-            asked["first"] = max(last - args.newest + 1, first, 1)
+    bounds: dict[str, int | None] = {"first": args.first, "last": args.last}
+    bounds["since"] = None if args.since is None else args.since // 1000
+    bounds["until"] = None if args.until is None else args.until // 1000
+    with open_channels(args, screen, write=False) as backend:
+        if args.newest is not None:  # may be more than one page
+            first, last = backend.bounds(name)
+            bounds["first"] = max(last - args.newest + 1, first, 1)
         while left is None or left > 0:
-            messages, next_seq, last_seq = door.history(name, asked | {"limit": left})
+            messages, next_seq, last_seq = backend.history(name, bounds | {"limit": left})
             for message in messages:
                 _print_message(message, screen)
             if not messages or next_seq > last_seq:
                 break
             left = None if left is None else left - len(messages)
-            asked |= {"first": next_seq, "since": None}
+            bounds |= {"first": next_seq, "since": None}
     return 0
 
 
@@ -327,10 +327,7 @@ def _print_message(message: AnyMessage, screen: Screen) -> None:
         screen.write_data(message.payload + b"\n")
         return
     fields: dict[str, Any] = {"seq": message.seq, "ts_ms": message.ts_ms, "sender": message.sender}
-    try:
-        fields["payload"] = message.payload.decode()
-    except UnicodeDecodeError:
-        fields["payload_base64"] = base64.b64encode(message.payload).decode()
+    fields |= bytes_field("payload", message.payload)
     screen.write_data(json.dumps(fields).encode() + b"\n")
 
 
@@ -338,20 +335,20 @@ def _print_message(message: AnyMessage, screen: Screen) -> None:
 
 
 def create(args: Namespace, screen: Screen) -> int:
-    """Make a channel that persists."""
+    """Create a channel that persists."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True, create=True) as door:
-        fields = door.create(name, args.user, {"persist": True} | dict(args.settings))
-    made = "joined" if len(fields["members"]) > 1 else "made"
-    screen.print_result(fields, f"{made} {name}, a {fields['type']} channel, owned by {fields['owner']}")
+    with open_channels(args, screen, write=True, create=True) as backend:
+        fields = backend.create(name, args.user, {"persist": True} | dict(args.settings))
+    action = "joined" if len(fields["members"]) > 1 else "created"
+    screen.print_result(fields, f"{action} {name}, a {fields['type']} channel, owned by {fields['owner']}")
     return 0
 
 
 def join(args: Namespace, screen: Screen) -> int:
     """Make a user a member."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as door:
-        fields = door.join(name, args.user, args.by)
+    with open_channels(args, screen, write=True) as backend:
+        fields = backend.join(name, args.user, args.by)
     screen.print_result(fields, f"{args.user} is in {name}, with {plural(len(fields['members']), 'member')} in all")
     return 0
 
@@ -359,39 +356,38 @@ def join(args: Namespace, screen: Screen) -> int:
 def leave(args: Namespace, screen: Screen) -> int:
     """End a membership."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as door:
-        owner = door.leave(name, args.user, args.by)
-    said = f"{args.user} left {name}" + (f", which {owner} owns" if owner else ", which ended with that")
-    screen.print_result({"channel": name, "user": args.user, "ended": owner is None, "owner": owner}, said)
+    with open_channels(args, screen, write=True) as backend:
+        owner = backend.leave(name, args.user, args.by)
+    line = f"{args.user} left {name}" + (f", which {owner} owns" if owner else ", which ended with that")
+    screen.print_result({"channel": name, "user": args.user, "ended": owner is None, "owner": owner}, line)
     return 0
 
 
 def publish(args: Namespace, screen: Screen) -> int:
     """Publish a message a line of standard input."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as door:
-        next_seq = 1 if args.server else door.bounds(name)[1] + 1
+    with open_channels(args, screen, write=True) as backend:
+        next_seq = 1 if args.server else backend.bounds(name)[1] + 1
         acked = screen.acked = range(next_seq, next_seq)
         for batch in _batches(args):
-            made = door.publish(name, args.user, batch)
-            acked = screen.acked = range(acked.start if acked else made.start, made.stop)
+            seqs = backend.publish(name, args.user, batch)
+            acked = screen.acked = range(acked.start if acked else seqs.start, seqs.stop)
     screen.print_result({"channel": name, **acked_fields(acked)}, describe_written(acked))
     return 0
 
 
 def _batches(args: Namespace) -> Iterator[list[bytes]]:
-    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
-    yield from (batch for batch in read_lines(source, args.batch, _PAYLOAD_BYTES_MAX) if batch)
+    yield from (batch for batch in read_lines(stdin_source(), args.batch, _PAYLOAD_BYTES_MAX) if batch)
 
 
 def acl(args: Namespace, screen: Screen) -> int:
     """Show or change an access list."""
     name, changes = channel_name(args), bool(args.add or args.remove)
-    with open_channels(args, screen, write=changes) as door:
+    with open_channels(args, screen, write=changes) as backend:
         if changes:
-            listed = door.set_acl(name, args.user, args.kind, args.add, args.remove)
+            listed = backend.set_acl(name, args.user, args.kind, args.add, args.remove)
         else:
-            listed = door.acl(name, args.user, args.kind)
+            listed = backend.acl(name, args.user, args.kind)
     fields = {"channel": name, "kind": args.kind, "listed": list(listed)}
     screen.print_result(fields, *(listed or (f"everybody may {args.kind}",)))
     return 0
@@ -400,21 +396,21 @@ def acl(args: Namespace, screen: Screen) -> int:
 def delete(args: Namespace, screen: Screen) -> int:
     """End a channel."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as door:
-        door.delete(name, args.user)
+    with open_channels(args, screen, write=True) as backend:
+        backend.delete(name, args.user)
     screen.print_result({"channel": name, "deleted": True}, f"deleted {name}, with all its messages")
     return 0
 
 
 _DESCRIPTION = """\
-A channel is a room: members join it, the first one owns it, and what one member publishes all others
-receive. One that persists keeps its members, its access lists and its last messages.
+Members join a channel, the first one owns it, and all others receive what a member publishes. A channel
+that persists keeps its members, its access lists and its last messages.
 
-DIR is a directory that no server has open; with --server URL (and --key) the channels of a server are
-meant. There, to be somebody else than the key's own user, or the operator, takes the scope admin.
+DIR is a directory that no server has open; --server URL (and --key) is for the channels of a server. There
+a user other than the key's own, and the operator, need the scope admin.
 
 names:
-  !handler@domain   a channel; quote it, the shell knows ! too
+  !handler@domain   a channel; quote it, ! is special in the shell
   user@domain       a user
 
 exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
@@ -422,15 +418,15 @@ exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 
 _FIRST_STEPS = """\
 start here:
-  $ tidelog channel create data '!room@example.org' --user ann@example.org
-  $ printf 'hello\\nworld\\n' | tidelog channel publish data '!room@example.org' --user ann@example.org
-  $ tidelog channel history data '!room@example.org'
+  $ tidelog channel create data '!team@example.org' --user ann@example.org
+  $ printf 'hello\\nworld\\n' | tidelog channel publish data '!team@example.org' --user ann@example.org
+  $ tidelog channel history data '!team@example.org'
 """
 
 
 def add(commands: Commands) -> None:
     """Add the `channel` group to the command line."""
-    short = "channels: rooms with members, access lists and history"
+    short = "channels: messages between members, with access lists and history"
     verbs = add_group(commands, "channel", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
     _add_lists(verbs)
     _add_members(verbs)
@@ -441,22 +437,15 @@ def add(commands: Commands) -> None:
 def _add_channel_command(
     subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
 ) -> ArgumentParser:
-    """A command on one channel."""
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    made.add_argument("places", nargs="+", metavar="[DIR] CHANNEL")
-    _add_server_options(made)
-    return made
-
-
-def _add_server_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--server", metavar="URL", help="the channels of a server, as http://127.0.0.1:4000; no DIR then"
-    )
-    parser.add_argument("--key", help="a key of that server, where it asks for one")
+    """Add a command on one channel."""
+    parser = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
+    parser.add_argument("places", nargs="+", metavar="[DIR] CHANNEL")
+    add_server_options(parser, "channels")
+    return parser
 
 
 def _add_lists(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "ls",
         ls,
@@ -465,52 +454,50 @@ def _add_lists(subcommands: Commands) -> None:
         "cannot be read is named, and the exit code is 1. Reads only; a writer may be at work.",
         examples="tidelog channel ls data\ntidelog channel ls --server http://127.0.0.1:4000 --key s3cret",
     )
-    made.add_argument("dir", nargs="?", metavar="DIR")
-    _add_server_options(made)
+    parser.add_argument("dir", nargs="?", metavar="DIR")
+    add_server_options(parser, "channels")
     _add_channel_command(
         subcommands,
         "show",
         show,
         summary="show one channel: settings, members, access lists",
         description="Show what a channel is. Reads only; a writer may be at work.",
-        examples="tidelog channel show data '!room@example.org'",
+        examples="tidelog channel show data '!team@example.org'",
     )
-    made = _add_channel_command(
+    parser = _add_channel_command(
         subcommands,
         "history",
         history,
         summary="print messages",
-        description="Print messages, oldest first: the payload of each with a newline behind it, or with --json one "
-        "object\n"
+        description="Print messages, oldest first: the payload of each and a newline, or with --json one object\n"
         "a line: seq, ts_ms, sender, payload (payload_base64 where bytes are not UTF-8). Reads only; a writer may\n"
         "be at work.",
-        examples="tidelog channel history data '!room@example.org'\n"
-        "tidelog channel history data '!room@example.org' --newest 10 --json",
+        examples="tidelog channel history data '!team@example.org'\n"
+        "tidelog channel history data '!team@example.org' --newest 10 --json",
     )
-    start = made.add_mutually_exclusive_group()
+    start = parser.add_mutually_exclusive_group()
     start.add_argument("--from", type=parse_positive, dest="first", metavar="N", help="begin with this seq")
     start.add_argument("--newest", type=parse_positive, metavar="N", help="only so many, from the end")
     start.add_argument("--since", type=parse_moment_us, metavar="T", help="begin at this time: 2026-01-31T12:00:00Z")
-    made.add_argument("--to", type=parse_positive, dest="last", metavar="N", help="end with this seq")
-    made.add_argument("--until", type=parse_moment_us, metavar="T", help="end at this time")
-    made.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
+    parser.add_argument("--to", type=parse_positive, dest="last", metavar="N", help="end with this seq")
+    parser.add_argument("--until", type=parse_moment_us, metavar="T", help="end at this time")
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
 
 
 def _add_members(subcommands: Commands) -> None:
-    made = _add_channel_command(
+    parser = _add_channel_command(
         subcommands,
         "create",
         create,
-        summary="make a channel that persists",
-        description="Make a channel with its first member, who owns it; the directory too, where there is none. It "
-        "persists\n"
-        "and is of type pubsub unless --set says otherwise: max_clients, max_payload_size,\n"
+        summary="create a channel that persists",
+        description="Create a channel with its first member, who owns it; and the directory, where there is none. It\n"
+        "persists and is of type pubsub unless --set changes it: max_clients, max_payload_size,\n"
         "max_persist_messages, message_flush_interval (ms), type=fifo.",
-        examples="tidelog channel create data '!room@example.org' --user ann@example.org\n"
+        examples="tidelog channel create data '!team@example.org' --user ann@example.org\n"
         "tidelog channel create data '!jobs@example.org' --user ann@example.org --set type=fifo",
     )
-    _add_user_option(made, "who makes and owns it")
-    made.add_argument("--set", action="append", default=[], type=parse_setting, dest="settings", metavar="name=value")
+    _add_user_option(parser, "the user who creates and owns it")
+    parser.add_argument("--set", action="append", default=[], type=parse_setting, dest="settings", metavar="name=value")
     for name, run, short, about in (
         ("join", join, "make a user a member", "Make a user a member, as that user, or with --by as the owner."),
         (
@@ -519,14 +506,14 @@ def _add_members(subcommands: Commands) -> None:
             "name; with its last member, or a fifo channel's owner, the channel ends with all its messages.",
         ),
     ):
-        examples = f"tidelog channel {name} data '!room@example.org' --user bob@example.org"
-        made = _add_channel_command(subcommands, name, run, summary=short, description=about, examples=examples)
-        _add_user_option(made, "whose membership it is")
-        made.add_argument("--by", metavar="OWNER", help="the owner, who does it for the user")
+        examples = f"tidelog channel {name} data '!team@example.org' --user bob@example.org"
+        parser = _add_channel_command(subcommands, name, run, summary=short, description=about, examples=examples)
+        _add_user_option(parser, "whose membership it is")
+        parser.add_argument("--by", metavar="OWNER", help="the owner, who does it for the user")
 
 
 def _add_messages(subcommands: Commands) -> None:
-    made = _add_channel_command(
+    parser = _add_channel_command(
         subcommands,
         "publish",
         publish,
@@ -534,14 +521,14 @@ def _add_messages(subcommands: Commands) -> None:
         description="Publish each line of standard input, without its newline, as one message of a member. The seqs "
         "are\n"
         "printed when all is written; everything is on disk then, whatever the channel's interval is.",
-        examples="printf 'hello\\n' | tidelog channel publish data '!room@example.org' --user ann@example.org",
+        examples="printf 'hello\\n' | tidelog channel publish data '!team@example.org' --user ann@example.org",
     )
-    _add_user_option(made, "who says it")
-    made.add_argument("--batch", type=parse_positive, default=100, metavar="N", help="lines that share a sync (100)")
+    _add_user_option(parser, "the member who publishes")
+    add_line_options(parser, 100, "lines that share a sync")
 
 
 def _add_administration(subcommands: Commands) -> None:
-    made = _add_channel_command(
+    parser = _add_channel_command(
         subcommands,
         "acl",
         acl,
@@ -550,14 +537,14 @@ def _add_administration(subcommands: Commands) -> None:
         "An\n"
         "empty list lets everybody; where users of a domain are listed, its bare domain counts for nothing.\n"
         "Without --user it is the operator who changes it.",
-        examples="tidelog channel acl data '!room@example.org' publish\n"
-        "tidelog channel acl data '!room@example.org' publish --add ann@example.org --add example.net",
+        examples="tidelog channel acl data '!team@example.org' publish\n"
+        "tidelog channel acl data '!team@example.org' publish --add ann@example.org --add example.net",
     )
-    made.add_argument("kind", choices=ACL_KINDS)
-    made.add_argument("--add", action="append", default=[], metavar="NAME", help="let this user or domain; repeatable")
-    made.add_argument("--remove", action="append", default=[], metavar="NAME", help="take it from the list; repeatable")
-    made.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
-    made = _add_channel_command(
+    parser.add_argument("kind", choices=ACL_KINDS)
+    for option, text in (("--add", "let this user or domain; repeatable"), ("--remove", "take it off; repeatable")):
+        parser.add_argument(option, action="append", default=[], metavar="NAME", help=text)
+    parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
+    parser = _add_channel_command(
         subcommands,
         "delete",
         delete,
@@ -565,9 +552,9 @@ def _add_administration(subcommands: Commands) -> None:
         description="End a channel, with its members, lists and messages, for good; also one that cannot be read any "
         "more.\n"
         "Without --user it is the operator who does.",
-        examples="tidelog channel delete data '!room@example.org'",
+        examples="tidelog channel delete data '!team@example.org'",
     )
-    made.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
+    parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
 
 
 def _add_user_option(parser: ArgumentParser, help_text: str) -> None:

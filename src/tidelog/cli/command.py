@@ -1,15 +1,18 @@
-"""What every command of every group has: a short line, a text that teaches, worked examples, and `--json`.
+"""Declaration of commands, and parsers of their values.
 
-What people type as values: counts, sizes, ages, moments. Each function turns one text into one value, and
-says what would have been right where it cannot; argparse prints that and exits with 2.
+Every command has a summary, a description, worked examples and `--json`. A `parse_` function turns one argument into
+one value; on an error it says what would have been right, and argparse prints that and exits with 2.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from threading import Event
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidelog.cli.render import Screen
@@ -17,38 +20,80 @@ from tidelog.cli.render import Screen
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Commands: TypeAlias = _SubParsersAction[ArgumentParser]
-
+Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
 CommandFunction: TypeAlias = Callable[[Namespace, Screen], int]
 
 
 def add_group(commands: Commands, name: str, *, summary: str, description: str, first_steps: str) -> Commands:
-    """A word with commands of its own behind it."""
-    made = commands.add_parser(
+    """Add a group of commands, such as `tidelog topic`."""
+    parser = commands.add_parser(
         name, help=summary, description=description, epilog=first_steps, formatter_class=RawDescriptionHelpFormatter
     )
-    return made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
 def add_command(
-    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
+    subcommands: Commands,
+    name: str,
+    run: CommandFunction,
+    *positionals: str,
+    summary: str,
+    description: str,
+    examples: str,
 ) -> ArgumentParser:
-    """A command; its examples stand one a line."""
+    """Add a command with these positional arguments (`DIR` becomes `args.dir`); `examples` has one per line."""
     lines = examples.splitlines()
     shown = "".join(f"  $ {line}\n" for line in lines)
-    made = subcommands.add_parser(
+    parser = subcommands.add_parser(
         name,
         help=summary,
         description=description,
         epilog=f"example{'s' if len(lines) > 1 else ''}:\n{shown}",
         formatter_class=RawDescriptionHelpFormatter,
     )
-    made.set_defaults(run=run)
-    made.add_argument("--json", action="store_true", help="answer in JSON; errors too, on standard error")
-    return made
+    parser.set_defaults(run=run)
+    for metavar in positionals:
+        parser.add_argument(metavar.lower(), metavar=metavar)
+    parser.add_argument("--json", action="store_true", help="answer in JSON; errors too, on standard error")
+    return parser
+
+
+def add_server_options(parser: ArgumentParser, things: str) -> None:
+    """Add `--server` and `--key` for `things` (queues, channels) of a server."""
+    help_text = f"the {things} of a server, as http://127.0.0.1:4000; no DIR then"
+    parser.add_argument("--server", metavar="URL", help=help_text)
+    parser.add_argument("--key", help="a key of that server, where it asks for one")
+
+
+def add_dry_run(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only print the changes; reads only")
+
+
+def add_line_options(parser: ArgumentParser, batch: int = 1000, help_text: str = "lines in one write at most") -> None:
+    """Add `--batch` of a command that reads lines."""
+    parser.add_argument("--batch", type=parse_positive, default=batch, metavar="N", help=f"{help_text} ({batch})")
+
+
+@contextmanager
+def stop_event(on_repeat: Callable[[], None] | None = None) -> Iterator[Event]:
+    """Yield an event that SIGINT or SIGTERM sets while the block runs. A second signal calls `on_repeat`; without it,
+    the signal has its usual effect again."""
+    stopping = Event()
+
+    def on_stop(number: int, _: object) -> None:
+        if stopping.is_set() and on_repeat is not None:
+            on_repeat()
+            return
+        stopping.set()
+        if on_repeat is None:
+            signal.signal(number, before[signal.Signals(number)])
+
+    before = {number: signal.signal(number, on_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -77,10 +122,10 @@ def parse_positive(text: str) -> int:
 
 def parse_size(text: str) -> int:
     """Bytes: 4096, or with a binary unit 512k, 64m, 2g."""
-    found = re.fullmatch(r"([0-9]{1,18})([kmgt]?)", text.lower())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,18})([kmgt]?)", text.lower())
+    if match is None:
         raise ArgumentTypeError(f"{text!r} is not a size; write bytes as 4096, 512k, 64m or 2g")
-    return int(found[1]) * _SIZE_UNITS[found[2]]
+    return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
 def parse_positive_size(text: str) -> int:
@@ -92,11 +137,11 @@ def parse_positive_size(text: str) -> int:
 
 
 def parse_age_ms(text: str) -> int:
-    """A stretch of time with its unit, in milliseconds: 500ms, 30s, 15m, 12h, 7d, 2w."""
-    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d|w)", text.lower())
-    if found is None:
+    """A duration with its unit, in milliseconds: 500ms, 30s, 15m, 12h, 7d, 2w."""
+    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d|w)", text.lower())
+    if match is None:
         raise ArgumentTypeError(f"{text!r} is not an age; write 500ms, 30s, 15m, 12h, 7d or 2w")
-    return int(found[1]) * _AGE_UNITS_MS[found[2]]
+    return int(match[1]) * _AGE_UNITS_MS[match[2]]
 
 
 def parse_moment_us(text: str) -> int:
@@ -128,13 +173,13 @@ def parse_bytes(text: str) -> bytes:
 
 
 def parse_seconds(text: str) -> float:
-    """A stretch of time in seconds: 5, 0.5, or with a unit as an age has it."""
+    """A duration in seconds: 5, 0.5, or with a unit as an age has it."""
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
         return float(text)
     try:
         return parse_age_ms(text) / 1000
     except ArgumentTypeError:
-        raise ArgumentTypeError(f"{text!r} is no stretch of time; write seconds as 5 or 0.5, or 500ms, 15m") from None
+        raise ArgumentTypeError(f"{text!r} is no duration; write seconds as 5 or 0.5, or 500ms, 15m") from None
 
 
 def parse_seqs(text: str) -> list[int]:

@@ -17,10 +17,13 @@ import platform
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tidelog.addresses import check_path
-from tidelog.cli.command import add_command
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+)
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
 from tidelog.disk.host import measure_sync_us
@@ -28,9 +31,6 @@ from tidelog.engine.check import checkpoint_summary
 from tidelog.errors import Error
 from tidelog.spark.java import MIN_JAVA_VERSION, Java, find_java
 from tidelog.version import __version__
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
 
 SERVER_PACKAGES: Final = ("uvloop", "httptools", "h2", "websockets", "prometheus_client")
 _SPARK_VERSION_MIN: Final = (4, 2)
@@ -47,7 +47,7 @@ class DoctorFinding(NamedTuple):
 
 def add(commands: Commands) -> None:
     """Add `doctor` to the command line."""
-    made = add_command(
+    parser = add_command(
         commands,
         "doctor",
         doctor,
@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
         "Exit code 2 where something that is there cannot work.",
         examples="tidelog doctor .\ntidelog doctor /tmp --json",
     )
-    made.add_argument("dir", metavar="DIR", nargs="?", default=".", help="a directory on the disk to look at")
+    parser.add_argument("dir", metavar="DIR", nargs="?", default=".", help="a directory on the disk to look at")
 
 
 def doctor(args: Namespace, screen: Screen) -> int:

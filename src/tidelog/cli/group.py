@@ -1,22 +1,29 @@
-"""`tidelog group …`: groups of consumers of a topic on disk. ls and show work beside a writer, the others hold the
-directory for themselves; what a move would do is said beforehand by --dry-run."""
+"""`tidelog group …`: consumer groups of a topic on disk.
+
+`ls` and `show` work beside a writer, the others lock the directory; `--dry-run` prints the effect of a move before.
+"""
 
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentTypeError, Namespace
+from typing import Any
 
-from tidelog.cli.command import CommandFunction, add_command, add_group, parse_count, parse_moment_us, parse_size
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+    add_dry_run,
+    add_group,
+    parse_count,
+    parse_moment_us,
+    parse_size,
+)
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
 from tidelog.cli.target import open_for_reading, open_for_writing
 from tidelog.cli.topic import gap_line
 from tidelog.database import Database
 from tidelog.engine import Group, GroupState, Preview, timestamp_ms
 from tidelog.errors import GroupNotFound
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
 
 _DESCRIPTION = """\
 A group of consumers is a named place in a topic, kept on disk: the last seq that all of them together
@@ -41,28 +48,34 @@ def add(commands: Commands) -> None:
         description=_DESCRIPTION,
         first_steps=_FIRST_STEPS,
     )
-    made = add_command(
+    parser = add_command(
         verbs,
         "ls",
         ls,
+        "DIR",
+        "TOPIC",
         summary="list the groups of a topic",
         description="List the groups of a topic: where each stands, what it has still to read and how old that is.",
         examples="tidelog group ls data orders\ntidelog group ls data orders --json",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("topic", metavar="TOPIC")
-    _add_group_command(
+    add_command(
         verbs,
         "show",
         show,
+        "DIR",
+        "TOPIC",
+        "GROUP",
         summary="show one group",
         description="Show where a group stands, what it has still to read, and its hold.",
         examples="tidelog group show data orders billing",
     )
-    made = _add_group_command(
+    parser = add_command(
         verbs,
         "commit",
         commit,
+        "DIR",
+        "TOPIC",
+        "GROUP",
         summary="say that everything up to a seq was dealt with",
         description="Move a group forward; it is made where there is none. A seq beyond the head and one before the "
         "last\n"
@@ -70,57 +83,52 @@ def add(commands: Commands) -> None:
         examples="tidelog group commit data orders billing 1000\n"
         "tidelog group commit data orders billing 2000 --expect 1000",
     )
-    made.add_argument("seq", metavar="SEQ", type=parse_count)
-    made.add_argument("--expect", type=parse_count, metavar="N", help="only if it is at this seq now")
-    _add_dry_run(made)
-    made = _add_group_command(
+    parser.add_argument("seq", metavar="SEQ", type=parse_count)
+    parser.add_argument("--expect", type=parse_count, metavar="N", help="only if it is at this seq now")
+    add_dry_run(parser)
+    parser = add_command(
         verbs,
         "reset",
         reset,
-        summary="let a group go anywhere",
-        description="Let a group go to a seq (which counts as dealt with), to a moment, before the earliest record, "
-        "or\n"
-        "behind the latest.",
+        "DIR",
+        "TOPIC",
+        "GROUP",
+        summary="move a group to any position",
+        description="Move a group to a seq (which counts as processed), to a time, before the earliest record, or\n"
+        "after the latest.",
         examples="tidelog group reset data orders billing earliest --dry-run\n"
         "tidelog group reset data orders billing 500\n"
         "tidelog group reset data orders billing 2026-01-31T12:00:00Z",
     )
-    made.add_argument("to", metavar="TO", type=parse_position, help="earliest, latest, a seq, or a moment as ISO 8601")
-    _add_dry_run(made)
-    made = _add_group_command(
+    parser.add_argument("to", metavar="TO", type=parse_position, help="earliest, latest, a seq, or an ISO 8601 time")
+    add_dry_run(parser)
+    parser = add_command(
         verbs,
         "hold",
         hold,
+        "DIR",
+        "TOPIC",
+        "GROUP",
         summary="let retention spare what a group has not read",
         description="Let caps and age spare what a group has not read yet, as long as no more than so many live bytes "
         "are\n"
         "kept for it. Past that the hold is broken, and they go on. 0: no hold.",
         examples="tidelog group hold data orders billing 64m",
     )
-    made.add_argument("bytes", metavar="BYTES", type=parse_size)
-    _add_dry_run(made)
-    made = _add_group_command(
+    parser.add_argument("bytes", metavar="BYTES", type=parse_size)
+    add_dry_run(parser)
+    parser = add_command(
         verbs,
         "drop",
         drop,
+        "DIR",
+        "TOPIC",
+        "GROUP",
         summary="forget a group",
         description="Forget a group and its hold. Records stay.",
         examples="tidelog group drop data orders billing",
     )
-    _add_dry_run(made)
-
-
-def _add_group_command(
-    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
-) -> ArgumentParser:
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    for what in ("dir", "topic", "group"):
-        made.add_argument(what, metavar=what.upper())
-    return made
-
-
-def _add_dry_run(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done; reads only")
+    add_dry_run(parser)
 
 
 def parse_position(text: str) -> Any:
@@ -169,13 +177,12 @@ def ls(args: Namespace, screen: Screen) -> int:
     """One line a group."""
     with open_for_reading(args.dir, screen) as log:
         states = [each.state() for each in log.topic(args.topic, create=False).groups()]
-    screen.print_result({"topic": args.topic, "groups": [state_fields(state) for state in states]})
-    if screen.json:
-        return 0
-    if states:
-        rows = [(state.group, str(state.position), _format_lag(state), _format_hold(state)) for state in states]
-        screen.print_table(("group", ">position", "behind", "hold"), rows)
-    screen.print_result({}, plural(len(states), "group"))
+    screen.print_result(
+        {"topic": args.topic, "groups": [state_fields(state) for state in states]},
+        titles=("group", ">position", "lag", "hold"),
+        rows=[(state.group, str(state.position), _format_lag(state), _format_hold(state)) for state in states],
+        after=[plural(len(states), "group")],
+    )
     return 0
 
 

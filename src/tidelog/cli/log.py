@@ -1,63 +1,53 @@
-"""`tidelog log …`: the commands, what each takes, and the help that teaches them. What they do lies beside
-this module: look (cat, inspect, verify), write (append … compact), copying (convert, restore).
+"""`tidelog log …`: commands on one segmented log.
 
-[shell] Commands that only look: cat, inspect, verify. Nothing on disk changes, whatever they find.
+`cat`, `inspect` and `verify` change nothing on disk. `append`, `repair`, `seal`, `truncate`, `retain` and `compact`
+change a log and print their result after it is closed, so the result is durable under every sync policy. `convert` and
+`restore` make a new log and only read the first. Only `append` creates a missing log: a mistyped path must not become
+an empty log, and a log must not get a second one of another layout beside it.
 
-[shell] Commands that change a log: append, repair, seal, truncate, retain, compact.
-
-Only append makes a log where there is none. An answer is printed after the log is closed, so
-what it says is on disk, whatever the sync policy was.
-
-[shell] Commands that make a second log from a first: convert, restore. The first is only read.
-
-[policy] Which codec a directory's log has, before anything is opened for writing.
-
-Opening for writing makes what is not there. That is right for the first append and wrong for
-everything else: a mistyped path must not become an empty log, and a log must not get a second one
-of another layout beside it.
-
-[policy] Compaction keys as a command line names them: a record's key, and when a record says that its key is gone.
+Compaction keys on the command line:
 
     rule         key                                        tombstone
     tag          the tag                                    the data is empty
     json:FIELD   that field of the JSON object in the data  every other field is null, or there is none
-    prefix:SEP   the bytes before the first SEP             nothing stands behind that SEP
+    prefix:SEP   the bytes before the first SEP             no bytes after that SEP
 
-A record to which the rule does not apply (no tag, no such field or null, not JSON, no SEP, nothing
-before it) has no key and is kept whatever comes: compaction never drops on a guess. For the same
-reason two JSON numbers are one key only when they are written alike; text is compared decoded.
+A record to which the rule does not apply (no tag, no such field or null, not JSON, no SEP, no bytes before it) has no
+key and is always kept. Two JSON numbers are one key only when their text is the same; strings are compared decoded.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from tidelog import commitlog
 from tidelog.addresses import check_path
 from tidelog.cli.command import (
     CommandFunction,
+    Commands,
     add_command,
     add_group,
+    add_line_options,
     parse_age_ms,
     parse_bytes,
     parse_columns,
     parse_count,
     parse_moment_us,
-    parse_positive,
     parse_positive_size,
     parse_size,
 )
 from tidelog.cli.render import (
     SEGMENT_TITLES,
     Screen,
+    bytes_field,
     damage_fields,
     damage_line,
     format_bytes,
@@ -69,10 +59,6 @@ from tidelog.cli.render import (
     segment_row,
 )
 from tidelog.commitlog import SegmentedLog
-from tidelog.commitlog import convert as convert_log
-from tidelog.commitlog import inspect as look_at
-from tidelog.commitlog import restore as restore_log
-from tidelog.commitlog import verify as check
 from tidelog.commitlog.codecs import CODEC_NAMES, make_codec
 from tidelog.commitlog.recovery import detect_codec
 from tidelog.config import LogConfig
@@ -82,25 +68,21 @@ from tidelog.errors import BadInput, NotFound, TooLarge
 from tidelog.formats.rows import Rows, Span, copy_values
 from tidelog.types import Record
 
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
-
 
 def existing_codec(disk: Disk, path: str, requested: str | None) -> str:
-    """The codec of the log in `path`. NotFound where there is none, BadInput where it is not the one asked for."""
+    """Return the codec of the log in `path`. NotFound: there is none; BadInput: it is not the requested one."""
     names = _list_names(disk, path)
     if names is None:
         raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
-    found = _codec_of_names(disk, path, names, requested)
-    if found is None:
+    codec = _codec_of_names(disk, path, names, requested)
+    if codec is None:
         raise NotFound(f"{path} holds no log; nothing was changed, check the path")
-    return found
+    return codec
 
 
 def codec_to_write(disk: Disk, path: str, requested: str | None) -> str:
-    """The codec to append with: that of the log in `path`; where there is none yet, the one asked for, or tide."""
-    found = _codec_of_names(disk, path, _list_names(disk, path) or [], requested)
-    return found or requested or "tide"
+    """Return the codec to append with: that of the log in `path`, or the requested one for a new log, or tide."""
+    return _codec_of_names(disk, path, _list_names(disk, path) or [], requested) or requested or "tide"
 
 
 def _list_names(disk: Disk, path: str) -> list[str] | None:
@@ -114,13 +96,13 @@ def _list_names(disk: Disk, path: str) -> list[str] | None:
 
 
 def _codec_of_names(disk: Disk, path: str, names: list[str], requested: str | None) -> str | None:
-    likely = detect_codec(disk, path, names)
-    if likely is not None:
-        if requested not in (None, likely):
+    detected = detect_codec(disk, path, names)
+    if detected is not None:
+        if requested not in (None, detected):
             raise BadInput(
-                f"{path} holds a {likely} log, not a {requested} one; nothing was changed, leave --codec out"
+                f"{path} holds a {detected} log, not a {requested} one; nothing was changed, leave --codec out"
             )
-        return likely
+        return detected
     fitting = [
         name
         for name in CODEC_NAMES
@@ -128,7 +110,7 @@ def _codec_of_names(disk: Disk, path: str, names: list[str], requested: str | No
     ]
     if not fitting or requested in fitting:
         return requested if fitting else None
-    raise BadInput(f"{path} may hold a log of {' or '.join(fitting)}; nothing was changed, say which with --codec")
+    raise BadInput(f"{path} may hold a log of {' or '.join(fitting)}; nothing was changed, choose with --codec")
 
 
 _JSON_ENCODER = msgspec.json.Encoder()
@@ -140,7 +122,7 @@ _JSON_ENCODER = msgspec.json.Encoder()
 def cat(args: Namespace, screen: Screen) -> int:
     """Print records, a few megabytes at a time."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
-    # Every record is checked as it is read, so a layout that checks all of them at open need not.
+    # Every record is checked when it is read: no need to check all of them at open.
     with SegmentedLog.open(args.dir, codec, read_only=True, verify_on_open=False) as log:
         for rows in limit_records(log.batches(args.first, skip_damage=args.skip_damage), args.limit):
             if args.json:
@@ -148,12 +130,12 @@ def cat(args: Namespace, screen: Screen) -> int:
             else:
                 screen.write_data(b"\n".join([*copy_values(rows.buf, rows.data), b""]))
         if log.damage_skipped:
-            screen.print_note(f"passed over {plural(log.damage_skipped, 'damaged place')}; see tidelog log verify")
+            screen.print_note(f"skipped {plural(log.damage_skipped, 'damaged place')}; see tidelog log verify")
     return 0
 
 
 def limit_records(batches: Iterable[Rows], limit: int | None) -> Iterator[Rows]:
-    """The first `limit` records; stops reading once it has them."""
+    """Yield the first `limit` records, and read no further."""
     left = limit
     for rows in batches if limit != 0 else ():
         if left is not None and left <= len(rows):
@@ -164,7 +146,7 @@ def limit_records(batches: Iterable[Rows], limit: int | None) -> Iterator[Rows]:
 
 
 def encode_json_lines(rows: Rows) -> bytes:
-    """One JSON object a record. Bytes that are not UTF-8 go as base64 under another name, so none are lost."""
+    """Encode one JSON object per record."""
     times = np.datetime_as_string(rows.ts_us.astype("datetime64[us]"), timezone="UTC").tolist()
     lines = []
     columns = zip(
@@ -176,11 +158,10 @@ def encode_json_lines(rows: Rows) -> bytes:
         strict=False,
     )
     for seq, ts_us, time, data, node, tag, meta in columns:
-        line: dict[str, object] = {"seq": seq, "ts": time if ts_us else None}
-        _add_bytes_field(line, "data", data)
+        line: dict[str, object] = {"seq": seq, "ts": time if ts_us else None, **bytes_field("data", data)}
         for name, value in (("node", node), ("tag", tag), ("meta", meta)):
             if value:
-                _add_bytes_field(line, name, value)
+                line |= bytes_field(name, value)
         lines.append(line)
     return bytes(_JSON_ENCODER.encode_lines(lines))
 
@@ -189,21 +170,14 @@ def _column_values(rows: Rows, span: Span | None) -> Iterable[bytes]:
     return repeat(b"") if span is None else copy_values(rows.buf, span)
 
 
-def _add_bytes_field(line: dict[str, object], name: str, value: bytes) -> None:
-    try:
-        line[name] = value.decode()
-    except UnicodeDecodeError:
-        line[f"{name}_base64"] = b64encode(value).decode()
-
-
 # ── inspect ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def inspect(args: Namespace, screen: Screen) -> int:
-    """Say what lies in a directory, without reading the data of sealed segments."""
+    """Show the segments of a log, without reading the data of sealed ones."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     with SegmentedLog.open(args.dir, codec, read_only=True) as log:
-        infos = look_at(log)
+        infos = commitlog.inspect(log)
         first_us = min((info.first_us for info in infos if info.first_us), default=None)
         last_us = max((info.last_us for info in infos if info.last_us), default=None)
         fields = {
@@ -219,16 +193,19 @@ def inspect(args: Namespace, screen: Screen) -> int:
             "recovery": report_fields(log.report),
         }
         counted = f"{plural(len(infos), 'segment')}, {format_seqs(log.lowest, log.highest)}, {format_bytes(log.size)}"
-        said = log.report.lines()
-    screen.print_result(fields, f"{args.dir}: a {codec} log, {counted}")
-    if screen.json:
-        return 0
-    if first_us:
-        print(f"written from {format_time(first_us)} to {format_time(last_us)}")
-    screen.print_table(SEGMENT_TITLES, [segment_row(info) for info in infos])
-    print("recovery has nothing to do" if not said else "the next open for writing finds this (repair does it now):")
-    for line in said:
-        print(f"  {line}")
+        findings = log.report.lines()
+    written = [f"written from {format_time(first_us)} to {format_time(last_us)}"] if first_us else []
+    recovery = "recovery has nothing to do"
+    if findings:
+        recovery = "the next open for writing finds this (repair does it now):"
+    screen.print_result(
+        fields,
+        f"{args.dir}: a {codec} log, {counted}",
+        *written,
+        titles=SEGMENT_TITLES,
+        rows=[segment_row(info) for info in infos],
+        after=[recovery, *(f"  {line}" for line in findings)],
+    )
     return 0
 
 
@@ -236,26 +213,26 @@ def inspect(args: Namespace, screen: Screen) -> int:
 
 
 def verify(args: Namespace, screen: Screen) -> int:
-    """Hold every byte against every checksum and rule; 1 where something is damaged."""
+    """Check every checksum and rule; return 1 where something is damaged."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     with screen.progress_bar(f"verifying {args.dir}", total=1) as bar:
-        verdict = check(args.dir, codec, progress=bar)
-    damage = sorted(verdict.damage, key=lambda damage: (damage.fault.seq, damage.fault.pos))
+        result = commitlog.verify(args.dir, codec, progress=bar)
+    damage = sorted(result.damage, key=lambda damage: (damage.fault.seq, damage.fault.pos))
     fields = {
-        "ok": verdict.ok,
+        "ok": result.ok,
         "path": args.dir,
         "codec": codec,
-        "segments": verdict.segments,
-        "records": verdict.records,
-        "bytes": verdict.bytes,
+        "segments": result.segments,
+        "records": result.records,
+        "bytes": result.bytes,
         "damage": [damage_fields(each) for each in damage],
-        "notes": verdict.notes,
+        "notes": result.notes,
     }
     counted = (
-        f"{plural(verdict.records, 'record')} in {plural(verdict.segments, 'segment')}, {format_bytes(verdict.bytes)}"
+        f"{plural(result.records, 'record')} in {plural(result.segments, 'segment')}, {format_bytes(result.bytes)}"
     )
-    lines = [f"note: {note}" for note in verdict.notes]
-    if verdict.ok:
+    lines = [f"note: {note}" for note in result.notes]
+    if result.ok:
         screen.print_result(fields, f"{args.dir}: no damage, {counted} ({codec})", *lines)
         return 0
     first, *others = [damage_line(each) for each in damage]
@@ -277,7 +254,7 @@ def convert(args: Namespace, screen: Screen) -> int:
         _report_if_incomplete(args.destination, screen),
         screen.progress_bar(f"converting {args.source}", total=len(log)) as bar,
     ):
-        copy = convert_log(
+        copy = commitlog.convert(
             log,
             args.destination,
             args.to,
@@ -309,18 +286,18 @@ def restore(args: Namespace, screen: Screen) -> int:
         _report_if_incomplete(args.destination, screen),
         screen.progress_bar(f"restoring {args.source}", total=1) as bar,
     ):
-        done = restore_log(log, args.destination, to_seq=args.to_offset, to_time_us=args.to_time, progress=bar)
-        left_out = log.highest - done.highest
+        result = commitlog.restore(log, args.destination, to_seq=args.to_offset, to_time_us=args.to_time, progress=bar)
+        left_out = log.highest - result.highest
     screen.print_result(
         {
-            "path": done.path,
+            "path": result.path,
             "codec": codec,
-            "lowest": done.lowest,
-            "highest": done.highest,
-            "bytes": done.bytes,
+            "lowest": result.lowest,
+            "highest": result.highest,
+            "bytes": result.bytes,
             "left_out": left_out,
         },
-        f"{done.path}: a {codec} log, {format_seqs(done.lowest, done.highest)}, {format_bytes(done.bytes)}; "
+        f"{result.path}: a {codec} log, {format_seqs(result.lowest, result.highest)}, {format_bytes(result.bytes)}; "
         f"{plural(left_out, 'later seq')} left out",
     )
     return 0
@@ -328,7 +305,7 @@ def restore(args: Namespace, screen: Screen) -> int:
 
 @contextmanager
 def _report_if_incomplete(path: str, screen: Screen) -> Iterator[None]:
-    """Where the block ends early and had begun to fill a new directory, whoever reports it says so."""
+    """Set the hint about an incomplete directory where the block fails after it began to fill a new one."""
     before = _has_content(path)
     failed = True
     try:
@@ -353,11 +330,11 @@ class KeyRule(NamedTuple):
     name: str
     key: Callable[[Record], bytes | None]
     is_tombstone: Callable[[Record], bool]
-    required_column: str | None = None  # the column it reads, where not every layout has room for it
+    required_column: str | None = None  # the column it reads, where not every layout can store it
 
 
 def parse_key_rule(text: str) -> KeyRule:
-    """The rule that `tag`, `json:FIELD` or `prefix:SEP` names."""
+    """Parse `tag`, `json:FIELD` or `prefix:SEP`."""
     kind, _, rest = text.partition(":")
     if text == "tag":
         return KeyRule(text, lambda record: record.tag or None, lambda record: not record.data, "tag")
@@ -370,8 +347,8 @@ def parse_key_rule(text: str) -> KeyRule:
 
 def _prefix_rule(name: str, separator: bytes) -> KeyRule:
     def key(record: Record) -> bytes | None:
-        before, found, _ = record.data.partition(separator)
-        return before if found and before else None
+        before, matched, _ = record.data.partition(separator)
+        return before if matched and before else None
 
     return KeyRule(name, key, lambda record: not record.data.partition(separator)[2])
 
@@ -388,7 +365,7 @@ def _json_field_rule(name: str, field: str) -> KeyRule:
 
 
 def _json_fields(data: bytes) -> dict[str, bytes]:
-    """The fields of a JSON object, each value as its own bytes; none where the data is no such object."""
+    """Return the fields of a JSON object, each value as its bytes; empty where the data is no JSON object."""
     try:
         return {name: bytes(value).strip() for name, value in _OBJECT_DECODER.decode(data).items()}
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -399,7 +376,7 @@ def _normalize_key(value: bytes) -> bytes | None:
     if not value.startswith(b'"'):
         return value
     try:
-        # The quote stays in front, so that "7" and 7 are two keys.
+        # With the first quote, so that "7" and 7 are two keys.
         return b'"' + _STRING_DECODER.decode(value).encode()
     except (msgspec.DecodeError, UnicodeError):
         return None
@@ -409,7 +386,7 @@ _READ_CHUNK_BYTES = 1 << 20
 
 
 def _open_log(args: Namespace, screen: Screen) -> SegmentedLog:
-    """The log that is there, for writing; what recovery did is remarked on."""
+    """Open an existing log for writing and print the repairs of recovery."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     log = SegmentedLog.open(args.dir, codec)
     _print_recovery(log, screen)
@@ -428,9 +405,13 @@ class ByteSource(Protocol):
     def read1(self, size: int, /) -> bytes: ...
 
 
+def stdin_source() -> ByteSource:
+    return sys.stdin.buffer  # type: ignore[return-value]  # a BufferedReader, which typeshed does not say
+
+
 def append(args: Namespace, screen: Screen) -> int:
     """Write standard input: a record a line, or one record with --stream."""
-    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
+    source = stdin_source()
     codec = codec_to_write(PosixDisk(), args.dir, args.codec)
     config = LogConfig(sync=args.sync, segment_bytes_max=args.segment_bytes)
     with SegmentedLog.open(args.dir, codec, config=config) as log:
@@ -443,8 +424,7 @@ def append(args: Namespace, screen: Screen) -> int:
             else:
                 _append_lines(args, screen, log, source)
         finally:
-            # Right also when this ends early: one writer holds the directory, so all of these are ours, and
-            # closing cuts back whatever was written without being published.
+            # Also right after an error: this process is the only writer, and closing cuts uncommitted bytes.
             screen.acked = range(first, log.highest)
     if args.acks and not args.stream:
         screen.print_note(describe_written(screen.acked))
@@ -455,9 +435,9 @@ def append(args: Namespace, screen: Screen) -> int:
 
 def _append_lines(args: Namespace, screen: Screen, log: SegmentedLog, source: ByteSource) -> None:
     first, expected = log.highest, args.expect
-    ceiling = args.segment_bytes + args.segment_bytes // 2
+    line_bytes_max = args.segment_bytes + args.segment_bytes // 2
     with screen.progress_bar(f"appending to {args.dir}") as bar:
-        for batch in read_lines(source, args.batch, ceiling):
+        for batch in read_lines(source, args.batch, line_bytes_max):
             seqs = log.append_many(batch, node=args.node, tag=args.tag, expected=expected)
             expected = None
             if args.acks:
@@ -466,26 +446,26 @@ def _append_lines(args: Namespace, screen: Screen, log: SegmentedLog, source: By
             elif not sys.stdin.isatty():  # a bar would write over what a person types
                 bar(seqs.stop - first, None)
     if expected is not None:
-        log.append_many([], expected=expected)  # no lines came; the expectation is held against the log all the same
+        log.append_many([], expected=expected)  # there were no lines; check the expected seq all the same
 
 
 def read_lines(source: ByteSource, batch: int, line_bytes_max: int) -> Iterator[list[bytes]]:
-    """Lines without their newlines, up to `batch` at a time, none held back while the source has nothing more: a
-    slow source gets its acks line by line, a fast one by the batch. The last line needs no newline."""
+    """Yield lines without their newlines, at most `batch` at a time, and none later than the source delivers it: a
+    slow source gets acks line by line, a fast one by the batch. The last line needs no newline."""
     pieces: list[bytes] = []
-    held = 0  # bytes of a line whose end has not come yet
+    pending_bytes = 0  # of a line without its end
     while chunk := source.read1(_READ_CHUNK_BYTES):
         if b"\n" not in chunk:
             pieces.append(chunk)
-            held += len(chunk)
-            if held > line_bytes_max:
-                raise TooLarge("a line of standard input", size=held, limit=line_bytes_max)
+            pending_bytes += len(chunk)
+            if pending_bytes > line_bytes_max:
+                raise TooLarge("a line of standard input", size=pending_bytes, limit=line_bytes_max)
             continue
-        *whole, rest = b"".join([*pieces, chunk]).split(b"\n")
-        for at in range(0, len(whole), batch):
-            yield whole[at : at + batch]
-        pieces, held = [rest] if rest else [], len(rest)
-    if held:
+        *lines, rest = b"".join([*pieces, chunk]).split(b"\n")
+        for first in range(0, len(lines), batch):
+            yield lines[first : first + batch]
+        pieces, pending_bytes = [rest] if rest else [], len(rest)
+    if pending_bytes:
         yield [b"".join(pieces)]
 
 
@@ -504,15 +484,15 @@ def describe_written(acked: range) -> str:
 
 
 def repair(args: Namespace, screen: Screen) -> int:
-    """Open for writing, which recovers, and check everything; 1 where damage remains that nobody can mend."""
+    """Open for writing, which recovers, and check everything; return 1 where damage remains."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     with SegmentedLog.open(args.dir, codec, verify_on_open=True, repair=True) as log:
-        report, held = log.report, format_seqs(log.lowest, log.highest)
+        report, seqs = log.report, format_seqs(log.lowest, log.highest)
     ok = not report.damage
     state = "was whole" if report.clean else "is whole now" if ok else "still has damage"
     screen.print_result(
         {"ok": ok, "path": args.dir, "codec": codec, **report_fields(report)},
-        f"{args.dir} {state}: {held} ({codec})",
+        f"{args.dir} {state}: {seqs} ({codec})",
         *(f"  {line}" for line in report.lines()),
     )
     return 0 if ok else 1
@@ -533,12 +513,12 @@ def seal(args: Namespace, screen: Screen) -> int:
 
 
 def truncate(args: Namespace, screen: Screen) -> int:
-    """Forget every record from a seq on."""
+    """Remove every record from a seq on."""
     with _open_log(args, screen) as log:
-        forgotten = log.truncate(args.to)
+        removed = log.truncate(args.to)
     screen.print_result(
-        {"forgotten": forgotten, "first": args.to, "last": args.to + forgotten - 1, "next_seq": args.to},
-        f"forgot {format_seqs(args.to, args.to + forgotten)}; the next seq is {args.to}",
+        {"forgotten": removed, "first": args.to, "last": args.to + removed - 1, "next_seq": args.to},
+        f"removed {format_seqs(args.to, args.to + removed)}; the next seq is {args.to}",
     )
     return 0
 
@@ -549,7 +529,7 @@ def truncate(args: Namespace, screen: Screen) -> int:
 def retain(args: Namespace, screen: Screen) -> int:
     """Drop the oldest sealed segments past an age or a size."""
     if args.keep_ms is None and args.keep_bytes is None:
-        raise BadInput("nothing says what to keep; nothing was dropped, give --keep, --keep-ms or --keep-bytes")
+        raise BadInput("no limit is given; nothing was dropped, give --keep, --keep-ms or --keep-bytes")
     with _open_log(args, screen) as log:
         done = log.retain(keep_ms=args.keep_ms, keep_bytes=args.keep_bytes, high_watermark=args.high_watermark)
     dropped = (
@@ -577,10 +557,10 @@ def compact(args: Namespace, screen: Screen) -> int:
     if rule.required_column and rule.required_column not in make_codec(codec, LogConfig()).supported_columns:
         raise BadInput(
             f"{args.dir}: the {codec} layout has no {rule.required_column}; nothing was dropped, use json:FIELD or "
-            f"prefix:SEP"
+            "prefix:SEP"
         )
     with _open_log(args, screen) as log, screen.progress_bar(f"compacting {args.dir}", total=1) as bar:
-        screen.unfinished_hint = "what was compacted stays so and nothing else changed, run it again to go on"
+        screen.unfinished_hint = "compacted segments stay and nothing else changed, run it again to continue"
         tombstone = rule.is_tombstone if args.tombstones else None
         done = log.compact(rule.key, is_tombstone=tombstone, progress=bar)
         active = log.segments[-1]
@@ -595,19 +575,19 @@ def compact(args: Namespace, screen: Screen) -> int:
             "unsealed": len(active),
         },
         f"dropped {plural(done.dropped, 'record')} and kept {done.kept:,}; "
-        f"{plural(done.segments, 'segment')} written anew, {format_bytes(done.bytes_before)} -> "
+        f"{plural(done.segments, 'segment')} rewritten, {format_bytes(done.bytes_before)} -> "
         f"{format_bytes(done.bytes_after)}",
     )
     if active:
         screen.print_note(
-            f"{format_seqs(active.start, active.stop)} lie in the active segment, which is never compacted; "
+            f"{format_seqs(active.start, active.stop)} are in the active segment, which is never compacted; "
             f"tidelog log seal {args.dir} closes it"
         )
     return 0
 
 
 _DESCRIPTION = """\
-A log is a directory of numbered records that only ever grows at its end. Every record has a seq,
+A log is a directory of numbered records that grows at its end. Every record has a seq,
 assigned once. Four layouts (codecs) are understood: tide, Tidelog's own; rustlog; laminar; narwhal.
 The codec of an existing log is recognised by its files.
 
@@ -638,141 +618,138 @@ def _add_log_command(
     subcommands: Commands,
     name: str,
     run: CommandFunction,
-    *,
+    *positionals: str,
     summary: str,
     description: str,
     example: str,
     codec: str = "",
 ) -> ArgumentParser:
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=example)
-    made.add_argument("--codec", choices=CODEC_NAMES, help=codec or "the log's layout (recognised by its files)")
-    return made
+    parser = add_command(
+        subcommands, name, run, *positionals, summary=summary, description=description, examples=example
+    )
+    parser.add_argument("--codec", choices=CODEC_NAMES, help=codec or "the log's layout (recognised by its files)")
+    return parser
 
 
 def _add_append(subcommands: Commands) -> None:
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "append",
         append,
+        "DIR",
         summary="write records from standard input",
         description="Write each line of standard input as one record, without its newline, or all of it as one record\n"
-        "with --stream. The log is made where there is none. The seqs are printed once the records are\n"
-        "written; what that promises is the sync policy's word.",
+        "with --stream. A missing log is created. The seqs are printed once the records are written; --sync says\n"
+        "whether they are durable then.",
         example="printf 'hello\\nworld\\n' | tidelog log append events --codec tide --sync each",
         codec="layout of a new log (tide); an existing log has its own",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument(
+    parser.add_argument(
         "--sync",
         choices=("each", "batch", "interval"),
         default="batch",
         help="each: a record is on disk before the next is written. batch: a batch is, with one sync (the default). "
         "interval: the operating system has it, the disk follows within 50 ms",
     )
-    made.add_argument(
-        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
-    )
-    made.add_argument(
+    add_line_options(parser)
+    parser.add_argument(
         "--segment-bytes",
         type=parse_positive_size,
         default=LogConfig().segment_bytes_max,
         metavar="N",
         help="start a new segment file past this size (64m)",
     )
-    made.add_argument("--stream", action="store_true", help="one record from all of standard input, chunk by chunk")
-    made.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is written")
-    made.add_argument("--node", type=parse_bytes, default=b"", help="where the records come from (tide, narwhal)")
-    made.add_argument("--tag", type=parse_bytes, default=b"", help="the records' delete key (tide)")
-    made.add_argument(
+    parser.add_argument("--stream", action="store_true", help="one record from all of standard input, chunk by chunk")
+    parser.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is written")
+    parser.add_argument("--node", type=parse_bytes, default=b"", help="where the records come from (tide, narwhal)")
+    parser.add_argument("--tag", type=parse_bytes, default=b"", help="the records' delete key (tide)")
+    parser.add_argument(
         "--expect", type=parse_count, metavar="N", help="write only if the first record gets this seq; else refuse"
     )
 
 
 def _add_cat(subcommands: Commands) -> None:
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "cat",
         cat,
+        "DIR",
         summary="print records",
-        description="Print the data of every record with a newline behind it, or with --json one object a line: seq, "
-        "ts\n"
-        "(null where the layout keeps no time), data (data_base64 where it is not UTF-8), node, tag, meta.\n"
-        "Reads only; a writer may be at work. A damaged record ends it with exit code 1.",
+        description="Print the data of every record and a newline, or with --json one object a line: seq, ts\n"
+        "(null where the layout stores no time), data (data_base64 where it is not UTF-8), node, tag, meta.\n"
+        "Works beside a writer, and only reads. A damaged record ends it with exit code 1.",
         example="tidelog log cat events --from 100 --limit 10 --json",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("--from", type=parse_count, dest="first", metavar="N", help="the first seq (the log's first)")
-    made.add_argument("--limit", type=parse_count, metavar="N", help="this many records at most")
-    made.add_argument("--skip-damage", action="store_true", help="pass over records that cannot be read")
+    parser.add_argument("--from", type=parse_count, dest="first", metavar="N", help="the first seq (the log's first)")
+    parser.add_argument("--limit", type=parse_count, metavar="N", help="this many records at most")
+    parser.add_argument("--skip-damage", action="store_true", help="pass over records that cannot be read")
 
 
 def _add_inspections(subcommands: Commands) -> None:
-    made = _add_log_command(
+    _add_log_command(
         subcommands,
         "inspect",
         inspect,
+        "DIR",
         summary="show segments, ranges, sizes and index health",
-        description="Show what lies in a directory: segments, seq ranges, sizes, times, the state of every index, and "
-        "what\n"
-        "recovery would do. Changes nothing.",
+        description="Show the segments of a log: seq ranges, sizes, times, the state of every index, and the repairs\n"
+        "that recovery would make. Changes nothing.",
         example="tidelog log inspect events",
     )
-    made.add_argument("dir", metavar="DIR")
-    made = _add_log_command(
+    _add_log_command(
         subcommands,
         "verify",
         verify,
+        "DIR",
         summary="check every checksum; exit code 1 on damage",
-        description="Read every byte and hold it against every checksum and rule. Damage is named by file, byte and "
-        "seqs,\n"
-        "the first place first, and gives exit code 1. Notes are what a writer mends by itself when it opens\n"
-        "the log; they do not fail. Changes nothing.",
+        description="Read every byte and check every checksum and rule. Damage is named by file, byte and seqs, the\n"
+        "first place first, and gives exit code 1. Notes are repaired by the next open for writing; they do not\n"
+        "fail. Changes nothing.",
         example="tidelog log verify events && echo all good",
     )
-    made.add_argument("dir", metavar="DIR")
 
 
 def _add_repairs(subcommands: Commands) -> None:
-    made = _add_log_command(
+    _add_log_command(
         subcommands,
         "repair",
         repair,
-        summary="recover after a crash and say what was done",
+        "DIR",
+        summary="recover after a crash and print the repairs",
         description="Open the log as a writer would: cut an unfinished last record, rebuild indexes, sweep "
         "temporaries.\n"
         "Bytes that may be more than an unfinished write go to quarantine/ first. Damage in sealed segments\n"
-        "cannot be mended; it is listed and gives exit code 1, and the other records are served as before.",
+        "cannot be repaired; it is listed and gives exit code 1, and the other records are served as before.",
         example="tidelog log repair events",
     )
-    made.add_argument("dir", metavar="DIR")
-    made = _add_log_command(
+    _add_log_command(
         subcommands,
         "seal",
         seal,
+        "DIR",
         summary="close the active segment and start another",
         description="Make the active segment immutable. Retention and compaction work on sealed segments only.",
         example="tidelog log seal events",
     )
-    made.add_argument("dir", metavar="DIR")
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "truncate",
         truncate,
-        summary="forget every record from a seq on",
-        description="Forget every record from seq N on; the next record gets seq N. This cannot be undone and asks "
-        "nothing:\n"
-        "`tidelog log restore` makes a shorter copy instead.",
+        "DIR",
+        summary="remove every record from a seq on",
+        description="Remove every record from seq N on; the next record gets seq N. This cannot be undone, and there\n"
+        "is no question: `tidelog log restore` makes a shorter copy instead.",
         example="tidelog log truncate events --to 100",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("--to", type=parse_count, required=True, metavar="N", help="the first seq to forget")
+    parser.add_argument("--to", type=parse_count, required=True, metavar="N", help="the first seq to remove")
 
 
 def _add_retention(subcommands: Commands) -> None:
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "compact",
         compact,
+        "DIR",
         summary="keep the newest record of every key",
         description="Drop every record of the sealed segments that a later one with the same key supersedes. Seqs and "
         "times\n"
@@ -782,62 +759,61 @@ def _add_retention(subcommands: Commands) -> None:
         "  prefix:SEP   the bytes before the first SEP",
         example="tidelog log compact carts --key json:cart_id",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("--key", type=parse_key_rule, required=True, metavar="KEY", help="tag, json:FIELD or prefix:SEP")
-    made.add_argument(
+    key_help = "tag, json:FIELD or prefix:SEP"
+    parser.add_argument("--key", type=parse_key_rule, required=True, metavar="KEY", help=key_help)
+    parser.add_argument(
         "--tombstones",
         action="store_true",
-        help="also drop a key whose newest record is empty: no data (tag), nothing behind SEP (prefix), no other "
+        help="also drop a key whose newest record is empty: no data (tag), no bytes after SEP (prefix), no other "
         "field or only null ones (json)",
     )
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "retain",
         retain,
+        "DIR",
         summary="drop old segments by age or size",
-        description="Drop the oldest sealed segments that break a limit; breaking either is enough. Never the active "
-        "one,\n"
-        "never what a consumer has not committed, never past the high watermark.",
+        description="Drop the oldest sealed segments past a limit; either limit is enough. The active segment stays,\n"
+        "and so do segments with uncommitted records of a consumer or past the high watermark.",
         example="tidelog log retain events --keep 7d --keep-bytes 10g",
     )
-    made.add_argument("dir", metavar="DIR")
-    age = made.add_mutually_exclusive_group()
+    age = parser.add_mutually_exclusive_group()
     age.add_argument("--keep", type=parse_age_ms, dest="keep_ms", metavar="AGE", help="30s, 15m, 12h, 7d, 2w")
     age.add_argument("--keep-ms", type=parse_count, metavar="N", help="the same in milliseconds")
-    made.add_argument("--keep-bytes", type=parse_size, metavar="N", help="bytes of the whole log: 4096, 64m, 10g")
-    made.add_argument(
+    parser.add_argument("--keep-bytes", type=parse_size, metavar="N", help="bytes of the whole log: 4096, 64m, 10g")
+    parser.add_argument(
         "--high-watermark", type=parse_count, metavar="N", help="keep every segment that reaches past this seq"
     )
 
 
 def _add_copies(subcommands: Commands) -> None:
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "convert",
         convert,
         summary="write a log again in another layout",
         description="Write every record of SRC to a new log DST in another codec's layout, seqs and times kept. "
         "Nothing is\n"
-        "dropped in silence: a column the target has no room for is refused unless --drop names it, a seq it\n"
-        "cannot hold unless --renumber shifts all of them, times that step back unless --clamp-times raises them.",
+        "dropped silently: a column that the target cannot store is refused unless --drop names it, a seq that\n"
+        "it cannot store unless --renumber shifts all, times that step back unless --clamp-times raises them.",
         example="tidelog log convert events events-laminar --to laminar",
         codec="layout of SRC (recognised by its files)",
     )
-    made.add_argument("source", metavar="SRC")
-    made.add_argument("destination", metavar="DST")
-    made.add_argument("--to", choices=CODEC_NAMES, required=True, help="layout of DST")
-    made.add_argument("--renumber", action="store_true", help="start at the target's own first seq")
-    made.add_argument(
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("destination", metavar="DST")
+    parser.add_argument("--to", choices=CODEC_NAMES, required=True, help="layout of DST")
+    parser.add_argument("--renumber", action="store_true", help="start at the target's own first seq")
+    parser.add_argument(
         "--drop",
         type=parse_columns,
         default=frozenset(),
         metavar="COLUMNS",
         help="leave out node, tag, meta (node,tag)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--clamp-times", action="store_true", help="raise a time that steps back to the latest one before it"
     )
-    made = _add_log_command(
+    parser = _add_log_command(
         subcommands,
         "restore",
         restore,
@@ -848,9 +824,9 @@ def _add_copies(subcommands: Commands) -> None:
         example="tidelog log restore events events-monday --to-time 2026-01-31T12:00:00Z",
         codec="layout of SRC (recognised by its files)",
     )
-    made.add_argument("source", metavar="SRC")
-    made.add_argument("destination", metavar="DST")
-    end = made.add_mutually_exclusive_group(required=True)
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("destination", metavar="DST")
+    end = parser.add_mutually_exclusive_group(required=True)
     end.add_argument("--to-offset", type=parse_count, metavar="N", help="the last seq to keep")
     end.add_argument(
         "--to-time",

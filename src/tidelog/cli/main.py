@@ -1,14 +1,14 @@
-"""The `tidelog` command: the composition root, the rim where errors become exit codes.
+"""The `tidelog` command: builds the command line, runs one command, and turns errors into exit codes.
 
     0     done
-    1     damage: bytes on disk are not what they should be
+    1     damage: bytes on disk are wrong
     2     refused or failed, and a bad command line, as argparse has it
     70    a bug in Tidelog
     130   interrupted from the keyboard
-    141   a write whose reader went away; every other command just ends when nobody reads on
+    141   a write whose output was closed; every other command just ends then
 
-An error is one line on standard error, or one JSON object with --json. Where a write ended
-early it also says which records were written before that.
+An error is one line on standard error, or one JSON object with --json. After a write it also names the records that
+were written before.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _COMMANDS = {
 
 
 def build_parser(command: str | None = None) -> ArgumentParser:
-    """The whole command line; or only one command of it, which is made in a sixth of the time."""
-    made = ArgumentParser(
+    """Build the whole command line, or only one command of it, in a sixth of the time."""
+    parser = ArgumentParser(
         prog="tidelog",
         description="Tidelog: a durable event log.",
         epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog queue --help\n"
         "  $ tidelog log --help\n",
         formatter_class=RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="version", version=f"tidelog {__version__}")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"tidelog {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in _COMMANDS.items():
         if command in (None, name):
             module.add(commands)
-    return made
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return its exit code. Exits by itself only on a bad command line and on --help."""
-    given, words = worker.split_command(sys.argv[1:] if argv is None else argv)
-    args = build_parser(given[0] if given and given[0] in _COMMANDS else None).parse_args(given)
+    """Run one command line and return its exit code. Exits only on a bad command line and on --help."""
+    argv, words = worker.split_command(sys.argv[1:] if argv is None else argv)
+    args = build_parser(argv[0] if argv and argv[0] in _COMMANDS else None).parse_args(argv)
     args.words = words
     screen = Screen(json=args.json)
     try:
@@ -75,25 +75,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if screen.acked is None:
             screen.flush_or_discard()
             return EXIT_OK
-        return _report_end(screen, EXIT_NO_READER, "no_reader", "nobody reads the answers any more", None)
+        return _report_end(screen, EXIT_NO_READER, "no_reader", "the output was closed by its reader", None)
     except KeyboardInterrupt:
         return _report_end(screen, EXIT_INTERRUPTED, "interrupted", "interrupted", None)
     except Error as error:
         code = EXIT_DAMAGE if isinstance(error, Damaged) else EXIT_REFUSED
         return _report_end(screen, code, error.code, str(error), error.written)
     except OSError as error:
-        # What the library does not speak of itself: no permission, standard output on a full device.
+        # Errors outside the library: no permission, standard output on a full device.
         return _report_end(screen, EXIT_REFUSED, "os_error", str(error), None)
     except Exception as error:
-        # The rim of the program: left alone, Python would exit with 1, and that says "damage" here.
+        # Python's own exit code would be 1, which means damage here.
         traceback.print_exc()
         return _report_end(screen, EXIT_BUG, "bug", f"this is a bug in tidelog: {error!r}", None)
 
 
 def _report_end(screen: Screen, code: int, name: str, message: str, was_written: bool | None) -> int:
-    """Say why a command ended early and what it leaves behind."""
+    """Print why a command ended early and which records it had written; return the exit code."""
     screen.flush_or_discard()
-    # A refusal says by itself that nothing was written; what came before it is news.
+    # A refusal says that nothing was written; the records written before it are added.
     remarks = [describe_written(screen.acked)] if screen.acked or (screen.acked is not None and code > EXIT_BUG) else []
     if screen.unfinished_hint:
         remarks.append(screen.unfinished_hint)

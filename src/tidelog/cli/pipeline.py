@@ -1,56 +1,37 @@
-"""[shell] `tidelog pipeline …`: jobs that run on Spark. Nothing of Spark is imported before one of them is started.
+"""`tidelog pipeline …`: jobs that run on Spark. Spark is imported only when one of them starts.
 
-[shell] `tidelog pipeline export`: once, or on and on until it is told to stop.
-
-SIGTERM ends it between two commits. Ctrl-C is Spark's while a job runs: it ends the job, and the next run does
-that commit again from its beginning.
-
-[shell] `tidelog pipeline reconcile | scrub | backfill | stats`: the jobs that end by themselves.
+`export` runs once, or continuously until SIGTERM, which ends it between two commits. During a job Spark handles Ctrl-C:
+it ends the job, and the next run repeats that commit from its beginning. All other jobs end by themselves.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
-from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tidelog.cli.check import describe_location, finding_fields, finding_row
-from tidelog.cli.command import add_command, add_group, parse_age_ms, parse_count, parse_size
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+    add_group,
+    parse_age_ms,
+    parse_count,
+    parse_size,
+    stop_event,
+)
 from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
-
-
-@contextmanager
-def _stop_event() -> Iterator[Event]:
-    """An event that is set by Ctrl-C or SIGTERM while the block runs. A second Ctrl-C is what it always was."""
-    told = Event()
-
-    def hear(number: int, _: Any) -> None:
-        told.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def export(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     sizes = pipelines.Sizes(args.file_bytes, args.file_age, max(args.commit_bytes, args.file_bytes))
-    with screen.progress_bar(f"exporting {args.topic}", total=1) as bar, _stop_event() as told:
+    with screen.progress_bar(f"exporting {args.topic}", total=1) as bar, stop_event() as stopping:
         done = pipelines.export(
             args.where,
             args.topic,
@@ -62,7 +43,7 @@ def export(args: Namespace, screen: Screen) -> int:
             bad=args.bad,
             on_gap=args.on_gap,
             sizes=sizes,
-            pause=None if args.once else lambda idle: told.wait(args.every / 1000 if idle else 0),
+            pause=None if args.once else lambda idle: stopping.wait(args.every / 1000 if idle else 0),
             master=args.master,
             progress=bar,
         )
@@ -143,8 +124,8 @@ def scrub(args: Namespace, screen: Screen) -> int:
             fields, f"{args.dir}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
         )
     else:
-        rooms = f" and {plural(found.channels, 'channel')}" if found.channels else ""
-        screen.print_result(fields, f"{args.dir}: no damage, {plural(found.topics, 'topic')}{rooms}; {said}")
+        channels = f" and {plural(found.channels, 'channel')}" if found.channels else ""
+        screen.print_result(fields, f"{args.dir}: no damage, {plural(found.topics, 'topic')}{channels}; {said}")
     if found.findings and not screen.json:
         screen.print_table(("", "what", "where", "why"), [finding_row(finding) for finding in found.findings])
     return 1 if found.damage else 0
@@ -277,7 +258,7 @@ def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
 
 
 def _add_export(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "export",
         export,
@@ -291,32 +272,34 @@ def _add_export(subcommands: Commands) -> None:
         "tidelog pipeline export http://127.0.0.1:4000 orders lake/orders --format delta --infer --bad quarantine",
     )
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
-        made.add_argument(name, metavar=about)
-    made.add_argument("--format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
-    made.add_argument("--once", action="store_true", help="end when the table holds what the topic holds now")
-    made.add_argument(
+        parser.add_argument(name, metavar=about)
+    parser.add_argument("--format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
+    parser.add_argument("--once", action="store_true", help="end when the table holds what the topic holds now")
+    parser.add_argument(
         "--every", type=parse_age_ms, default=5_000, metavar="AGE", help="look for new records so often (5s)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--file-bytes", type=parse_size, default=128 << 20, metavar="SIZE", help="of the log in a file (128m)"
     )
-    made.add_argument("--file-age", type=parse_age_ms, default=60_000, metavar="AGE", help="commit by then anyway (1m)")
-    made.add_argument(
+    parser.add_argument(
+        "--file-age", type=parse_age_ms, default=60_000, metavar="AGE", help="commit after this time (1m)"
+    )
+    parser.add_argument(
         "--commit-bytes", type=parse_size, default=1 << 30, metavar="SIZE", help="of the log in a commit (1g)"
     )
-    made.add_argument("--schema", help="columns out of JSON records, as 'sku string, price double'")
-    made.add_argument("--infer", action="store_true", help="find the columns by looking at records")
-    made.add_argument(
+    parser.add_argument("--schema", help="columns out of JSON records, as 'sku string, price double'")
+    parser.add_argument("--infer", action="store_true", help="find the columns by looking at records")
+    parser.add_argument(
         "--bad", choices=("rescue", "quarantine", "fail"), default="rescue", help="records that do not fit (rescue)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--on-gap", choices=("fail", "skip"), default="fail", help="records lost before they were read (fail)"
     )
-    _add_spark_options(made)
+    _add_spark_options(parser)
 
 
 def _add_reconcile(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "reconcile",
         reconcile,
@@ -328,16 +311,17 @@ def _add_reconcile(subcommands: Commands) -> None:
         examples="tidelog pipeline reconcile data orders table\ntidelog pipeline reconcile data orders table --repair",
     )
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
-        made.add_argument(name, metavar=about)
-    made.add_argument("--repair", action="store_true", help="make ranges again that differ")
-    _add_spark_options(made)
+        parser.add_argument(name, metavar=about)
+    parser.add_argument("--repair", action="store_true", help="make ranges again that differ")
+    _add_spark_options(parser)
 
 
 def _add_scrub(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "scrub",
         scrub,
+        "DIR",
         summary="verify every checksum of a directory in parallel; exit code 1 on damage",
         description="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, "
         "indexes,\n"
@@ -345,15 +329,15 @@ def _add_scrub(subcommands: Commands) -> None:
         "byte and records. Changes nothing.",
         examples="tidelog pipeline scrub data\ntidelog pipeline scrub data --json",
     )
-    made.add_argument("dir", metavar="DIR")
-    _add_spark_options(made, key=False)
+    _add_spark_options(parser, key=False)
 
 
 def _add_backfill(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "backfill",
         backfill,
+        "SOURCE",
         summary="files, a table or a range of a topic into a topic or a table",
         description="SOURCE is files (Parquet, JSON lines, CSV with a header) or a Delta table, or with --from-topic "
         "a\n"
@@ -363,23 +347,22 @@ def _add_backfill(subcommands: Commands) -> None:
         examples="tidelog pipeline backfill old.parquet data --topic orders --job old-orders\n"
         "tidelog pipeline backfill data table --from-topic orders --through shop.jobs:by_day",
     )
-    made.add_argument("source", metavar="SOURCE")
-    made.add_argument("target", metavar="TARGET")
-    made.add_argument("--topic", help="of the target; without it the target is a table")
-    made.add_argument("--from-topic", help="of the source; without it the source is files or a table")
-    made.add_argument("--format", choices=("parquet", "json", "csv", "delta"), help="of files, where no name tells")
-    made.add_argument("--through", metavar="MODULE:FUNCTION", help="what rows go through")
-    made.add_argument("--job", default="backfill", help="the name by which a job is taken up again (backfill)")
-    made.add_argument("--work-dir", metavar="DIR", help="where rows are staged (.tidelog-backfill/JOB)")
-    made.add_argument("--first", type=parse_count, metavar="SEQ", help="of the source's topic; the earliest")
-    made.add_argument("--until", type=parse_count, metavar="SEQ", help="of the source's topic, included; its end now")
-    made.add_argument("--table-format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
-    made.add_argument("--target-key", help="of the server that is written to")
-    _add_spark_options(made)
+    parser.add_argument("target", metavar="TARGET")
+    parser.add_argument("--topic", help="of the target; without it the target is a table")
+    parser.add_argument("--from-topic", help="of the source; without it the source is files or a table")
+    parser.add_argument("--format", choices=("parquet", "json", "csv", "delta"), help="of files without a suffix")
+    parser.add_argument("--through", metavar="MODULE:FUNCTION", help="what rows go through")
+    parser.add_argument("--job", default="backfill", help="the name by which a job is taken up again (backfill)")
+    parser.add_argument("--work-dir", metavar="DIR", help="where rows are staged (.tidelog-backfill/JOB)")
+    parser.add_argument("--first", type=parse_count, metavar="SEQ", help="of the source's topic; the earliest")
+    parser.add_argument("--until", type=parse_count, metavar="SEQ", help="of the source's topic, included; its end now")
+    parser.add_argument("--table-format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
+    parser.add_argument("--target-key", help="of the server that is written to")
+    _add_spark_options(parser)
 
 
 def _add_stats(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "stats",
         stats,
@@ -390,8 +373,8 @@ def _add_stats(subcommands: Commands) -> None:
         examples="tidelog pipeline stats data orders --every 1m\n"
         "tidelog pipeline stats data jobs --every 10s --plot jobs.svg",
     )
-    made.add_argument("where", metavar="WHERE")
-    made.add_argument("topic", metavar="TOPIC")
-    made.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
-    made.add_argument("--plot", metavar="FILE", help="an SVG to write")
-    _add_spark_options(made)
+    parser.add_argument("where", metavar="WHERE")
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
+    parser.add_argument("--plot", metavar="FILE", help="an SVG to write")
+    _add_spark_options(parser)

@@ -1,26 +1,21 @@
-"""`tidelog queue …`: the commands, what each takes, and the help that teaches them. What they do lies in queue_run;
-`tidelog worker` has a module of its own.
-
-[shell] What the commands of `tidelog queue` do.
-
-[shell] Queues as a command needs them, wherever they are: in a directory, or behind a server.
+"""`tidelog queue …`: commands on the queues of a directory or of a server.
 
     tidelog queue … DIR QUEUE               this process is the writer, or a reader beside one
-    tidelog queue … QUEUE --server URL      a server is, and commands are its clients
+    tidelog queue … QUEUE --server URL      the server is the writer, and the command a client
 
-Both say the same in the same shapes, so a command does not know which one it talks to.
+Both backends return the same values, so a command does not depend on which one it uses. `tidelog worker` has a module
+of its own.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -28,16 +23,19 @@ import msgspec
 from tidelog.cli import target
 from tidelog.cli.command import (
     CommandFunction,
+    Commands,
     add_command,
     add_group,
+    add_line_options,
+    add_server_options,
     parse_age_ms,
     parse_count,
     parse_moment_us,
     parse_positive,
     parse_seqs,
 )
-from tidelog.cli.log import ByteSource, read_lines
-from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, plural
+from tidelog.cli.log import read_lines, stdin_source
+from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, plural
 from tidelog.cli.topic import parse_json_lines
 from tidelog.client import Client, RemoteQueue
 from tidelog.database import Database
@@ -46,14 +44,11 @@ from tidelog.engine.queues import AckResult, ExtendResult, Job, parse_lease_toke
 from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
 from tidelog.errors import BadInput, NotAQueue
 
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
-
 _PAGE_TOPICS = 1_000
 
 
 class PutOptions(Protocol):
-    """What jobs of one put have in common."""
+    """Options of all jobs of one put."""
 
     tag: str | None
     delay_ms: int | None
@@ -80,7 +75,7 @@ class QueueBackend(Protocol):
     def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult: ...
     def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]: ...
     def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
-        """How many were moved, to which queues, and how many were left."""
+        """The number of moved records, by queue, and the number of skipped ones."""
         ...
 
 
@@ -91,7 +86,7 @@ def queue_name(args: Namespace) -> str:
 def open_queues(
     args: Namespace, screen: Screen, *, write: bool, create: bool = False
 ) -> AbstractContextManager[QueueBackend]:
-    """The door that the command line names. Everything is on disk when this ends."""
+    """Open the backend that the command line names. Everything is durable when the block ends."""
     return target.open_target(args, screen, LocalQueues, RemoteQueues, write=write, create=create)
 
 
@@ -157,23 +152,26 @@ class RemoteQueues:
         return RemoteQueue(self._client, name)
 
     def names(self, prefix: str) -> list[str]:
-        found: list[str] = []
-        after = ""
+        topics: list[str] = []
+        cursor = ""
         while True:
             page = self._client.get(
-                f"/v0/topics?page_size={_PAGE_TOPICS}&prefix={quote(prefix, safe='')}&cursor={after}"
+                f"/v0/topics?page_size={_PAGE_TOPICS}&prefix={quote(prefix, safe='')}&cursor={cursor}"
             )
-            found += [row["topic"] for row in page["topics"]]
-            after = page.get("next_cursor", "")
-            if not after:
-                return [name for name in found if self._queue(name).state()["type"] == "queue"]
+            topics += [row["topic"] for row in page["topics"]]
+            cursor = page.get("next_cursor", "")
+            if not cursor:
+                return [name for name in topics if self._queue(name).state()["type"] == "queue"]
 
     def state(self, name: str) -> dict[str, Any]:
-        now = self._queue(name).state()
-        if now["type"] != "queue":
+        state = self._queue(name).state()
+        if state["type"] != "queue":
             raise NotAQueue(name)
-        kept = {key: now[key] for key in ("count", "bytes", "head_seq", "config")}
-        return {"queue": name, **now["queue"], **kept}
+        return {
+            "queue": name,
+            **state["queue"],
+            **{key: state[key] for key in ("count", "bytes", "head_seq", "config")},
+        }
 
     def ensure(self, name: str) -> None:
         if name not in self.names(name):
@@ -211,7 +209,7 @@ class RemoteQueues:
         return found
 
     def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
-        """As many requests as it takes: a server moves some thousands with each."""
+        """Send as many requests as necessary: a server moves some thousands with each."""
         moved, skipped = 0, 0
         queues: dict[str, int] = {}
         for _ in count():
@@ -238,15 +236,8 @@ def _encode_data(data: Any) -> dict[str, Any]:
 
 
 def job_fields(job: Job) -> dict[str, Any]:
-    """A job as a command shows it, and as the command of a worker reads it."""
-    data = job.data
-    if isinstance(data, bytes):
-        try:
-            named = {"data": data.decode()}
-        except UnicodeDecodeError:
-            named = {"data_base64": b64encode(data).decode()}
-    else:
-        named = {"data": data}
+    """The JSON of a job, printed by `claim` and read by the command of a worker."""
+    data = bytes_field("data", job.data) if isinstance(job.data, bytes) else {"data": job.data}
     meta = {key: value for key, value in (job.meta or {}).items() if key not in (RUN_AT_KEY, PRIORITY_KEY)}
     return {
         "seq": job.seq,
@@ -254,7 +245,7 @@ def job_fields(job: Job) -> dict[str, Any]:
         "deadline_ms": job.deadline_ms,
         "ts_ms": job.ts_ms,
         "deliveries": job.deliveries,
-        **named,
+        **data,
         **({} if job.tag is None else {"tag": job.tag}),
         **({"meta": meta} if meta else {}),
     }
@@ -269,39 +260,35 @@ _COUNT_FIELDS = ("ready", "in_flight", "dead_lettered")
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a queue."""
-    if bool(args.dir) == bool(args.server):
-        raise BadInput("queues are in a DIR or behind a --server, one of the two; nothing was done")
-    with open_queues(args, screen, write=False) as door:
-        states = [door.state(name) for name in door.names(args.prefix)]
-    screen.print_result(
-        {"queues": [{key: value for key, value in state.items() if key != "config"} for state in states]}
-    )
-    if screen.json:
-        return 0
-    if states:
-        titles = ("queue", "class", ">ready", ">in flight", ">dead letters", ">bytes")
-        rows = [
-            [
-                state["queue"],
-                state["config"]["durability"],
-                *(f"{state[key]:,}" for key in _COUNT_FIELDS),
-                format_bytes(state["bytes"]),
-            ]
-            for state in states
+    target.check_one_target(args, "queues")
+    with open_queues(args, screen, write=False) as backend:
+        states = [backend.state(name) for name in backend.names(args.prefix)]
+    rows = [
+        [
+            state["queue"],
+            state["config"]["durability"],
+            *(f"{state[key]:,}" for key in _COUNT_FIELDS),
+            format_bytes(state["bytes"]),
         ]
-        screen.print_table(titles, rows)
-    print(f"{plural(len(states), 'queue')}, {plural(sum(state['ready'] for state in states), 'job')} to be done")
+        for state in states
+    ]
+    screen.print_result(
+        {"queues": [{key: value for key, value in state.items() if key != "config"} for state in states]},
+        titles=("queue", "class", ">ready", ">in flight", ">dead letters", ">bytes"),
+        rows=rows,
+        after=[f"{plural(len(states), 'queue')}, {plural(sum(state['ready'] for state in states), 'job')} to be done"],
+    )
     return 0
 
 
 def show(args: Namespace, screen: Screen) -> int:
-    """What a queue holds, and how it hands it out."""
+    """Show the jobs and the lease settings of a queue."""
     name = queue_name(args)
-    with open_queues(args, screen, write=False) as door:
-        state = door.state(name)
+    with open_queues(args, screen, write=False) as backend:
+        state = backend.state(name)
     config = state["config"]
-    kept = "leases outlive a restart" if config["leases_durable"] else "a restart ends all leases"
-    dead = (
+    leases = "leases outlive a restart" if config["leases_durable"] else "a restart ends all leases"
+    dead_letters = (
         f"after {plural(config['max_deliveries'], 'delivery').replace('deliverys', 'deliveries')} a job goes to "
         f"{config['dead_letter']}"
         if config["max_deliveries"] and config["dead_letter"]
@@ -312,7 +299,7 @@ def show(args: Namespace, screen: Screen) -> int:
         state,
         f"{name}: {plural(state['ready'], 'job')} to be claimed, {state['in_flight']:,} in flight, {waiting:,} not "
         f"due yet, {state['dead_lettered']:,} dead letters",
-        f"class {config['durability']}, leases of {config['lease_ms'] / 1000:g} s; {kept}; {dead}",
+        f"class {config['durability']}, leases of {config['lease_ms'] / 1000:g} s; {leases}; {dead_letters}",
     )
     return 0
 
@@ -326,13 +313,12 @@ def put(args: Namespace, screen: Screen) -> int:
     if args.delay_ms is not None and args.at_us is not None:
         raise BadInput("a job has --at or --delay, not both; nothing was written")
     args.run_at_ms = None if args.at_us is None else args.at_us // 1000
-    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
-    batches: Iterable[list[Any]] = read_lines(source, args.batch, _ENGINE_LIMITS.record_bytes_max)
+    batches: Iterable[list[Any]] = read_lines(stdin_source(), args.batch, _ENGINE_LIMITS.record_bytes_max)
     first, last = 0, 0
-    with open_queues(args, screen, write=True, create=True) as door:
-        door.ensure(name)
+    with open_queues(args, screen, write=True, create=True) as backend:
+        backend.ensure(name)
         for batch in parse_json_lines(batches) if args.json_lines else batches:
-            put_first, last = door.put(name, batch, args)
+            put_first, last = backend.put(name, batch, args)
             first = first or put_first
             screen.acked = range(first, last + 1)
     count = last - first + 1 if first else 0
@@ -350,32 +336,32 @@ def put(args: Namespace, screen: Screen) -> int:
 def claim(args: Namespace, screen: Screen) -> int:
     """Lease jobs and print them."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as door:
-        found = door.claim(name, args.node, args.max, args.lease_ms)
-        durable = args.server or door.state(name)["config"]["leases_durable"]
-    for job in found:
+    with open_queues(args, screen, write=True) as backend:
+        jobs = backend.claim(name, args.node, args.max, args.lease_ms)
+        durable = args.server or backend.state(name)["config"]["leases_durable"]
+    for job in jobs:
         print(json.dumps(job_fields(job), ensure_ascii=False))
     screen.flush()
     screen.print_note(
-        f"{plural(len(found), 'job')} for {args.node}"
-        + ("" if durable or not found else "; the leases end with this command, because leases_durable is not set")
+        f"{plural(len(jobs), 'job')} for {args.node}"
+        + ("" if durable or not jobs else "; the leases end with this command, because leases_durable is not set")
     )
     return 0
 
 
 def ack(args: Namespace, screen: Screen) -> int:
-    """Jobs are done."""
+    """Ack jobs."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as door:
-        done = door.ack(name, args.node, args.seqs, _lease_ids(args))
+    with open_queues(args, screen, write=True) as backend:
+        done = backend.ack(name, args.node, args.seqs, _lease_ids(args))
     return _print_settled(screen, name, "acked", done)
 
 
 def nack(args: Namespace, screen: Screen) -> int:
-    """Jobs are given back."""
+    """Nack jobs."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as door:
-        done = door.nack(name, args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
+    with open_queues(args, screen, write=True) as backend:
+        done = backend.nack(name, args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
     return _print_settled(screen, name, "nacked", done)
 
 
@@ -408,11 +394,11 @@ def _print_settled(screen: Screen, name: str, verb: str, result: AckResult) -> i
 
 
 def history(args: Namespace, screen: Screen) -> int:
-    """What happened to jobs, oldest first."""
+    """Print the history of jobs, oldest first."""
     name = queue_name(args)
-    # The last steps are written down when somebody asks, so a directory is opened for writing.
-    with open_queues(args, screen, write=True) as door:
-        steps = door.history(name, args.first, args.limit)
+    # Reading the history writes its last steps, so a directory is opened for writing.
+    with open_queues(args, screen, write=True) as backend:
+        steps = backend.history(name, args.first, args.limit)
     if screen.json:
         for step in steps:
             print(json.dumps(step))
@@ -443,12 +429,12 @@ def _format_job_seqs(step: dict[str, Any]) -> str:
 
 
 def redrive(args: Namespace, screen: Screen) -> int:
-    """Dead letters back into their queues."""
+    """Move dead letters back into their queues."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as door:
-        moved, queues, skipped = door.redrive(name, args.to, args.match, args.limit, args.rate)
+    with open_queues(args, screen, write=True) as backend:
+        moved, queues, skipped = backend.redrive(name, args.to, args.match, args.limit, args.rate)
     where = ", ".join(f"{number:,} to {queue}" for queue, number in queues.items())
-    left = f"; {plural(skipped, 'record')} left: nobody knows where they came from" if skipped else ""
+    left = f"; {plural(skipped, 'record')} left: their queue is unknown" if skipped else ""
     screen.print_result(
         {"topic": name, "redriven": moved, "queues": queues, "skipped": skipped},
         f"{plural(moved, 'record')} moved{f': {where}' if where else ''}{left}",
@@ -457,10 +443,10 @@ def redrive(args: Namespace, screen: Screen) -> int:
 
 
 _DESCRIPTION = """\
-A queue is a topic whose records are jobs. Whoever claims one holds a lease on it: ack and it is gone, nack
-and it comes back, do neither and it comes back when the lease ends. A job is done at least once.
+A queue is a topic whose records are jobs. A claim gives a node a lease on a job. An ack removes the job; a
+nack, or the end of the lease, makes it ready again. Every job is delivered at least once.
 
-DIR is a directory that no server has open; with --server URL (and --key) the queues of a server are meant.
+DIR is a directory that no server has open; --server URL (and --key) is for the queues of a server.
   deliveries   how often a job was handed out; after max_deliveries it goes to the dead_letter topic
   priority     higher goes first; --at and --delay keep a job back until its time
 Settings are those of the topic: tidelog topic config DIR QUEUE lease_ms=30s max_deliveries=5 dead_letter=dead
@@ -493,14 +479,9 @@ def add(commands: Commands) -> None:
 
 
 def add_target(parser: ArgumentParser, metavar: str = "QUEUE") -> None:
-    """Where the queue is."""
+    """Add the arguments that name a queue."""
     parser.add_argument("places", nargs="+", metavar=f"[DIR] {metavar}")
-    add_server_options(parser)
-
-
-def add_server_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--server", metavar="URL", help="the queues of a server, as http://127.0.0.1:4000; no DIR then")
-    parser.add_argument("--key", help="a key of that server, where it asks for one")
+    add_server_options(parser, "queues")
 
 
 def _add_queue_command(
@@ -513,13 +494,13 @@ def _add_queue_command(
     examples: str,
     metavar: str = "QUEUE",
 ) -> ArgumentParser:
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    add_target(made, metavar)
-    return made
+    parser = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
+    add_target(parser, metavar)
+    return parser
 
 
 def _add_lists(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "ls",
         ls,
@@ -529,21 +510,21 @@ def _add_lists(subcommands: Commands) -> None:
         "Reads only; a writer may be at work, and what it has leased in memory is not seen from outside.",
         examples="tidelog queue ls data\ntidelog queue ls --server http://127.0.0.1:4000 --prefix mail.",
     )
-    made.add_argument("dir", nargs="?", metavar="DIR")
-    made.add_argument("--prefix", default="", metavar="P", help="only queues whose name begins so")
-    add_server_options(made)
+    parser.add_argument("dir", nargs="?", metavar="DIR")
+    parser.add_argument("--prefix", default="", metavar="P", help="only queues whose name begins so")
+    add_server_options(parser, "queues")
     _add_queue_command(
         subcommands,
         "show",
         show,
-        summary="show one queue: what it holds and how it hands it out",
-        description="Show what a queue holds, how long its leases are, and what becomes of jobs that fail. Reads only.",
+        summary="show one queue: its jobs, leases and dead letters",
+        description="Show the jobs of a queue, how long its leases are, and where failing jobs go. Reads only.",
         examples="tidelog queue show data jobs",
     )
 
 
 def _add_put(subcommands: Commands) -> None:
-    made = _add_queue_command(
+    parser = _add_queue_command(
         subcommands,
         "put",
         put,
@@ -554,22 +535,20 @@ def _add_put(subcommands: Commands) -> None:
         examples="printf 'one\\ntwo\\n' | tidelog queue put data jobs\n"
         """echo '{"to": "a@b.c"}' | tidelog queue put data mail --json-lines --delay 10m --priority 5""",
     )
-    made.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
-    made.add_argument(
-        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
-    )
-    made.add_argument("--tag", help="what to delete or redrive the jobs by later")
-    made.add_argument(
+    parser.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
+    add_line_options(parser)
+    parser.add_argument("--tag", help="what to delete or redrive the jobs by later")
+    parser.add_argument(
         "--delay", type=parse_age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s, 10m, 2h"
     )
-    made.add_argument(
+    parser.add_argument(
         "--at", type=parse_moment_us, dest="at_us", metavar="MOMENT", help="not before then: 2026-01-31T12:00:00Z"
     )
-    made.add_argument("--priority", type=int, default=0, metavar="N", help="-1000 to 1000; higher goes first (0)")
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="-1000 to 1000; higher goes first (0)")
 
 
 def _add_claims(subcommands: Commands) -> None:
-    made = _add_queue_command(
+    parser = _add_queue_command(
         subcommands,
         "claim",
         claim,
@@ -579,9 +558,9 @@ def _add_claims(subcommands: Commands) -> None:
         examples="tidelog queue claim data jobs --node me --max 10\n"
         "tidelog queue claim jobs --server http://127.0.0.1:4000 --node me --lease 5m",
     )
-    _add_node(made)
-    made.add_argument("--max", type=parse_positive, default=1, metavar="N", help="this many at most (1)")
-    made.add_argument(
+    _add_node(parser)
+    parser.add_argument("--max", type=parse_positive, default=1, metavar="N", help="this many at most (1)")
+    parser.add_argument(
         "--lease", type=parse_age_ms, dest="lease_ms", metavar="AGE", help="how long; the queue's lease_ms"
     )
     for name, run, short, about in (
@@ -593,7 +572,7 @@ def _add_claims(subcommands: Commands) -> None:
             "Give jobs back that the node holds: others may claim them, at once or after --delay.",
         ),
     ):
-        made = _add_queue_command(
+        parser = _add_queue_command(
             subcommands,
             name,
             run,
@@ -602,9 +581,9 @@ def _add_claims(subcommands: Commands) -> None:
             examples=f"tidelog queue {name} data jobs --node me --seqs 3,5\n"
             f"tidelog queue {name} data jobs --node me --seqs 3 --leases lease_1f",
         )
-        _add_node(made)
-        made.add_argument("--seqs", type=parse_seqs, required=True, metavar="A,B", help="the jobs")
-        made.add_argument(
+        _add_node(parser)
+        parser.add_argument("--seqs", type=parse_seqs, required=True, metavar="A,B", help="the jobs")
+        parser.add_argument(
             "--leases",
             type=lambda text: text.split(","),
             dest="lease_ids",
@@ -612,7 +591,7 @@ def _add_claims(subcommands: Commands) -> None:
             help="their lease ids, one for each: a lease that was lost meanwhile is skipped",
         )
         if name == "nack":
-            made.add_argument(
+            parser.add_argument(
                 "--delay", type=parse_age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s"
             )
 
@@ -622,7 +601,7 @@ def _add_node(parser: ArgumentParser) -> None:
 
 
 def _add_history(subcommands: Commands) -> None:
-    made = _add_queue_command(
+    parser = _add_queue_command(
         subcommands,
         "history",
         history,
@@ -632,16 +611,18 @@ def _add_history(subcommands: Commands) -> None:
         "acked, dead_lettered, redriven. The newest 100,000 steps are kept.",
         examples="tidelog queue history data jobs\ntidelog queue history data jobs --from 500 --limit 100 --json",
     )
-    made.add_argument(
+    parser.add_argument(
         "--from",
         type=parse_count,
         dest="first",
         default=0,
         metavar="N",
-        help="the last step you have: what comes behind it is printed (0: from the first)",
+        help="the last step you have: later ones are printed (0: from the first)",
     )
-    made.add_argument("--limit", type=parse_positive, default=1000, metavar="N", help="this many steps at most (1000)")
-    made = _add_queue_command(
+    parser.add_argument(
+        "--limit", type=parse_positive, default=1000, metavar="N", help="this many steps at most (1000)"
+    )
+    parser = _add_queue_command(
         subcommands,
         "redrive",
         redrive,
@@ -653,7 +634,7 @@ def _add_history(subcommands: Commands) -> None:
         "tidelog queue redrive data dead --match 'mail-*' --to mail --rate 50",
         metavar="TOPIC",
     )
-    made.add_argument("--to", metavar="QUEUE", help="this queue, wherever they came from")
-    made.add_argument("--match", metavar="TAG", help="records with this tag; with a * at its end, that begin so")
-    made.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
-    made.add_argument("--rate", type=parse_positive, metavar="N", help="this many a second at most")
+    parser.add_argument("--to", metavar="QUEUE", help="this queue, wherever they came from")
+    parser.add_argument("--match", metavar="TAG", help="records with this tag; with a * at its end, that begin so")
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
+    parser.add_argument("--rate", type=parse_positive, metavar="N", help="this many a second at most")

@@ -1,10 +1,10 @@
-"""Where a command's words go, and how they look.
+"""Output of the commands: results, notes, progress bars, and their formats.
 
-    standard output   the answer: records, a table, a sentence, or JSON with --json
-    standard error    progress bars and remarks, both only for a person; errors for everybody
+    standard output   the result: records, a table, a sentence, or JSON with --json
+    standard error    progress bars and notes, only without --json; errors always
 
-Bars and colours appear on a terminal only and never with --json, whatever the environment says,
-so that a script reads the same bytes every day.
+Bars and colours appear on a terminal only and never with --json, whatever the environment says, so that a script
+always reads the same bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -20,11 +21,11 @@ import numpy as np
 
 from tidelog.commitlog import Damage, RecoveryReport, SegmentInfo
 
-if TYPE_CHECKING:  # what draws is loaded when something is drawn: most commands answer with a line
+if TYPE_CHECKING:  # rich is imported when a table or a bar is drawn: most commands print one line
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_COLUMNS = 200  # columns of a table that nobody looks at: enough for every cell
+_PIPE_COLUMNS = 200  # width of a table that is not on a terminal: enough for every cell
 
 ProgressCallback = Callable[[int, int | None], None]
 
@@ -34,42 +35,56 @@ class Screen:
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
-        self.acked: range | None = None  # seqs an append has written, for whoever reports that it ended early
-        self.unfinished_hint = ""  # what to do about a half-made result, for the same
+        self.acked: range | None = None  # seqs that a write has acked, for the report of an early end
+        self.unfinished_hint = ""  # what to do about an incomplete result, for the same report
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may have characters that the terminal lacks
 
-    def print_result(self, fields: Mapping[str, Any], *lines: str) -> None:
-        """The command's result: the fields with --json, else the lines."""
-        for line in [json.dumps(fields)] if self.json else lines:
+    def print_result(
+        self,
+        fields: Mapping[str, Any],
+        *lines: str,
+        titles: Sequence[str] = (),
+        rows: Sequence[Sequence[str]] = (),
+        after: Sequence[str] = (),
+    ) -> None:
+        """Print the fields with --json; otherwise the lines, a table where there are rows, and the lines `after` it."""
+        if self.json:
+            print(json.dumps(fields))
+            return
+        for line in lines:
+            print(line)
+        if rows:
+            self.print_table(titles, rows)
+        for line in after:
             print(line)
 
     def print_table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A small table for a person."""
+        """Print a small table."""
         make_console(sys.stdout).print(build_table(titles, rows))
 
     def write_data(self, data: bytes) -> None:
-        """Bytes of records, as they are."""
+        """Write bytes of records unchanged."""
         sys.stdout.buffer.write(data)
 
     def print_note(self, text: str) -> None:
-        """A remark for a person; nothing with --json."""
+        """Print a note on standard error; nothing with --json."""
         if not self.json:
             self.print_error(text)
 
     def print_error(self, text: str) -> None:
-        """A line on standard error. Where nobody reads that, it is not worth a second error."""
+        """Print a line on standard error. A closed standard error is ignored."""
         try:
             print(text, file=sys.stderr, flush=True)
         except OSError:
             _discard(sys.stderr)
 
     def flush(self) -> None:
-        """Hand everything to whoever reads it; raises where nobody does any more."""
+        """Write buffered output; raises where the reader has closed it."""
         sys.stdout.flush()
 
     def flush_or_discard(self) -> None:
-        """Print what is left. Where that cannot be done forget it, so that the interpreter does not try again."""
+        """Write buffered output, or discard it where that fails, so that the interpreter does not try again."""
         try:
             self.flush()
         except OSError:
@@ -77,7 +92,7 @@ class Screen:
 
     @contextmanager
     def progress_bar(self, label: str, *, total: int | None = None) -> Iterator[ProgressCallback]:
-        """A progress bar while the block runs: call it with how much is done, and of how much."""
+        """Show a progress bar while the block runs; the yielded function takes how much is done, and of how much."""
         if self.json or not sys.stderr.isatty():
             yield _no_progress
             return
@@ -96,24 +111,24 @@ class Screen:
 
 
 def _discard(stream: TextIO) -> None:
-    """Close a stream that cannot be written, with what it still holds."""
+    """Close a stream that cannot be written, and drop its buffer."""
     with suppress(OSError):
         stream.close()
 
 
 def _no_progress(_done: int, _total: int | None) -> None:
-    """The bar that nobody sees."""
+    """Progress without a bar."""
 
 
 def make_console(stream: TextIO) -> Console:
-    """A rich console that is a terminal exactly when the stream is, and takes no text for markup."""
+    """Make a rich console that is a terminal exactly when the stream is, and interprets no markup."""
     from rich.console import Console
 
-    person = stream.isatty()
+    is_terminal = stream.isatty()
     return Console(
         file=stream,
-        force_terminal=person,
-        width=None if person else _PIPE_COLUMNS,
+        force_terminal=is_terminal,
+        width=None if is_terminal else _PIPE_COLUMNS,
         markup=False,
         highlight=False,
         emoji=False,
@@ -121,21 +136,29 @@ def make_console(stream: TextIO) -> Console:
 
 
 def build_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A small table. Titles that start with `>` stand over right-aligned columns; where the terminal is narrow,
-    only the last column folds."""
+    """Build a small table. Columns whose title starts with `>` are right-aligned; on a narrow terminal only the last
+    column folds."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in titles:
         side: Literal["left", "right"] = "right" if title.startswith(">") else "left"
-        made.add_column(title.removeprefix(">"), justify=side, overflow="fold", no_wrap=title is not titles[-1])
+        table.add_column(title.removeprefix(">"), justify=side, overflow="fold", no_wrap=title is not titles[-1])
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
-# ── words ─────────────────────────────────────────────────────────────────────────────────────────
+# ── formats ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def bytes_field(name: str, value: bytes) -> dict[str, str]:
+    """A JSON field with these bytes as text; bytes that are not UTF-8 as base64 under `<name>_base64`."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value).decode()}
 
 
 def plural(number: int, noun: str) -> str:
@@ -156,7 +179,7 @@ def format_bytes(number: int) -> str:
 
 
 def format_seqs(first: int, stop: int) -> str:
-    """The seqs of [first, stop) in words."""
+    """The seqs of [first, stop) as text."""
     if stop <= first:
         return f"no records, next seq {first}"
     return f"seq {first}" if stop == first + 1 else f"seqs {first} to {stop - 1}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from typing import TYPE_CHECKING, Any
+from argparse import BooleanOptionalAction, Namespace
+from typing import Any
 
-from tidelog.cli.command import CommandFunction, add_command, add_group
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+    add_group,
+)
 from tidelog.cli.render import Screen, plural
 from tidelog.cli.target import open_for_reading, open_for_writing
 from tidelog.engine.routing.router import GUARANTEES, RouterState
 from tidelog.errors import RouterNotFound
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
 
 _DESCRIPTION = """\
 A router passes on every record that a topic gets to another one, from when it is made. Copies are
@@ -35,51 +36,50 @@ def add(commands: Commands) -> None:
     """Add the `router` group to the command line."""
     short = "routers on disk: which topics are passed on to which"
     verbs = add_group(commands, "router", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
-    made = add_command(
+    parser = add_command(
         verbs,
         "ls",
         ls,
+        "DIR",
         summary="list routers",
         description="List the routers of a directory, and how many records each has passed on. Reads only.",
         examples="tidelog router ls data\ntidelog router ls data --source orders --json",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("--prefix", default="", metavar="P", help="only routers whose name begins so")
-    made.add_argument("--source", metavar="TOPIC", help="only those from this topic")
-    made.add_argument("--dest", metavar="TOPIC", help="only those to this topic")
-    _add_router_command(
+    parser.add_argument("--prefix", default="", metavar="P", help="only routers whose name begins so")
+    parser.add_argument("--source", metavar="TOPIC", help="only those from this topic")
+    parser.add_argument("--dest", metavar="TOPIC", help="only those to this topic")
+    add_command(
         verbs,
         "show",
         show,
+        "DIR",
+        "ROUTER",
         summary="show one router",
         description="Show what a router passes on, and how. Reads only; a writer may be at work.",
         examples="tidelog router show data to-audit",
     )
     _add_add_command(verbs)
-    _add_router_command(
+    add_command(
         verbs,
         "drop",
         drop,
+        "DIR",
+        "ROUTER",
         summary="stop passing on",
-        description="Drop a router, behind what its source holds now. Copies stay where they are.",
+        description="Drop a router after it has passed on the current records of its source. Copies stay.",
         examples="tidelog router drop data to-audit",
     )
 
 
-def _add_router_command(
-    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
-) -> ArgumentParser:
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("router", metavar="ROUTER")
-    return made
-
-
 def _add_add_command(subcommands: Commands) -> None:
-    made = _add_router_command(
+    parser = add_command(
         subcommands,
         "add",
         add_router,
+        "DIR",
+        "ROUTER",
+        "SOURCE",
+        "DEST",
         summary="make a router, or change its options",
         description="Have what SOURCE gets from now on passed on to DEST; topics that are not there are made. A "
         "router that\n"
@@ -87,14 +87,16 @@ def _add_add_command(subcommands: Commands) -> None:
         examples="tidelog router add data to-audit orders audit\n"
         "tidelog router add data to-audit orders audit --filter 'order-*' --no-tag --exactly-once",
     )
-    made.add_argument("source", metavar="SOURCE")
-    made.add_argument("dest", metavar="DEST")
-    made.add_argument("--filter", metavar="TAG", help="only records with this tag; with a * at its end, that begin so")
-    made.add_argument("--tag", action=BooleanOptionalAction, default=True, help="copies keep the tag of their record")
-    made.add_argument("--node", action=BooleanOptionalAction, default=True, help="copies keep the node of their record")
-    made.add_argument("--create", action=BooleanOptionalAction, default=True, help="make DEST where there is none")
-    made.add_argument("--allow-cycle", action="store_true", help="also where DEST leads to SOURCE already")
-    made.add_argument("--exactly-once", action="store_true", help="copies tell in their meta where they come from")
+    parser.add_argument(
+        "--filter", metavar="TAG", help="only records with this tag; with a * at its end, that begin so"
+    )
+    parser.add_argument("--tag", action=BooleanOptionalAction, default=True, help="copies keep the tag of their record")
+    parser.add_argument(
+        "--node", action=BooleanOptionalAction, default=True, help="copies keep the node of their record"
+    )
+    parser.add_argument("--create", action=BooleanOptionalAction, default=True, help="make DEST where there is none")
+    parser.add_argument("--allow-cycle", action="store_true", help="also where DEST leads to SOURCE already")
+    parser.add_argument("--exactly-once", action="store_true", help="copies have their origin in their meta")
 
 
 def router_fields(state: RouterState) -> dict[str, Any]:

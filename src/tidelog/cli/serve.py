@@ -1,4 +1,4 @@
-"""[shell] `tidelog serve`: topics for every language, over HTTP."""
+"""`tidelog serve`: run the HTTP server of a directory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 import tomllib
 from argparse import Namespace
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidelog.addresses import check_path
-from tidelog.cli.command import add_command
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+)
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
 from tidelog.disk.durability import read_file
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
 
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
-
 
 def add(commands: Commands) -> None:
     """Add `serve` to the command line."""
-    made = add_command(
+    parser = add_command(
         commands,
         "serve",
         serve,
@@ -33,24 +33,26 @@ def add(commands: Commands) -> None:
         "Settings\n"
         "come from the environment (TIDELOG_HOST, TIDELOG_API_KEYS and so on), then from --config, a TOML file\n"
         "with the same names in lower case and without the prefix, then from the command line. It listens on\n"
-        "loopback unless told otherwise, and refuses any other address without keys. GET /v0/openapi.json\n"
-        "describes what it answers. SIGHUP reads --config again and takes over keys, allowed hosts and origins\n"
-        "and the log level; it never ends the server.",
+        "loopback by default, and refuses any other address without keys. GET /v0/openapi.json describes the API.\n"
+        "SIGHUP reads --config again and applies keys, allowed hosts and origins and the log level; it never ends\n"
+        "the server.",
         examples="tidelog serve --data data\ntidelog serve --data data --port 0 --port-file port.txt\n"
         "TIDELOG_API_KEYS=s3cret:rw:orders tidelog serve --host 0.0.0.0",
     )
-    made.add_argument("--data", metavar="DIR", help="the directory of topics, made where there is none")
-    made.add_argument("--host", metavar="HOST", help="the address to listen on (127.0.0.1)")
-    made.add_argument("--port", metavar="PORT", type=int, help="the port to listen on (4000); 0: any that is free")
-    made.add_argument("--port-file", metavar="FILE", help="write host:port here once it listens")
-    made.add_argument("--config", metavar="FILE", help="settings in TOML")
-    made.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
-    made.add_argument("--hook", metavar="MODULE:FUNCTION", help="who users of channels are, and what they may publish")
-    made.add_argument("--accept-loss", action="store_true", help="start although acknowledged records were lost")
+    parser.add_argument("--data", metavar="DIR", help="the directory of topics, made where there is none")
+    parser.add_argument("--host", metavar="HOST", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", metavar="PORT", type=int, help="the port to listen on (4000); 0: any that is free")
+    parser.add_argument("--port-file", metavar="FILE", help="write host:port here once it listens")
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML")
+    parser.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
+    parser.add_argument(
+        "--hook", metavar="MODULE:FUNCTION", help="who users of channels are, and what they may publish"
+    )
+    parser.add_argument("--accept-loss", action="store_true", help="start although acknowledged records were lost")
 
 
 def serve(args: Namespace, screen: Screen) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler: a lost terminal ends nothing
     try:
         from tidelog.server import lifecycle
@@ -82,8 +84,7 @@ def serve(args: Namespace, screen: Screen) -> int:
     config = settings()
     check_path(config.data_dir)
     if config.hook:
-        # A hook may lie where the server is started, whichever way that was; last, so that no file there takes the
-        # place of a module that the server itself imports.
+        # A hook may be in the current directory; last, so that no file there shadows a module of the server.
         sys.path.append("")
     logger = lifecycle.configure_logging(config.log_format, sys.stderr, config.log_level)
     screen.flush()

@@ -1,10 +1,7 @@
-"""[shell] Where a command finds what it is about: `DIR NAME`, opened here; or `NAME --server URL`, of a server.
+"""The target of a command: `DIR NAME`, opened here, or `NAME --server URL`, on a server.
 
-[shell] A directory of topics, opened as a command needs it.
-
-Opening for writing makes what is not there, which is right for the first write and wrong for
-everything else: a mistyped path must not become an empty directory of topics. One process writes;
-readers need no leave of it and see what was there when they looked.
+Opening for writing creates a missing directory. Only the first write wants that: a mistyped path must not become an
+empty directory of topics. One process writes; readers work beside it and see the state at the time they open it.
 """
 
 from __future__ import annotations
@@ -41,22 +38,22 @@ def check_holds_topics(path: str) -> None:
     if stat is None:
         raise NotFound(f"there is nothing at {path}; nothing was changed, check the path")
     if not stat.is_dir:
-        raise BadInput(f"{path} is a file, topics lie in a directory; nothing was changed, check the path")
-    found = disk.list_dir(path)
-    if not set(found) & {manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR}:
-        what = f"a log: use tidelog log with {path}" if guess_codec(found) is not None else "no topics, check the path"
-        raise NotFound(f"{path} holds {what}; nothing was changed")
+        raise BadInput(f"{path} is a file, topics are in a directory; nothing was changed, check the path")
+    names = disk.list_dir(path)
+    if not set(names) & {manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR}:
+        hint = f"a log: use tidelog log with {path}" if guess_codec(names) is not None else "no topics, check the path"
+        raise NotFound(f"{path} holds {hint}; nothing was changed")
 
 
 @contextmanager
 def open_for_reading(path: str, screen: Screen) -> Iterator[tidelog.Database]:
-    """The topics as they are now; a writer may be at work. Damage that recovery knows of is remarked on."""
+    """Open a directory for reading, beside a writer. Prints the damage that recovery found."""
     check_holds_topics(path)
     with _point_to_check(path):
         log = _open_database(path, screen, read_only=True)
         try:
             for line in log.report.damage:
-                screen.print_note(f"damage: {line}; tidelog check {path} tells all of it")
+                screen.print_note(f"damage: {line}; tidelog check {path} lists all of it")
             yield log
         finally:
             log.close()
@@ -66,7 +63,7 @@ def open_for_reading(path: str, screen: Screen) -> Iterator[tidelog.Database]:
 def open_for_writing(
     path: str, screen: Screen, *, create: bool = False, accept_loss: bool = False
 ) -> Iterator[tidelog.Database]:
-    """The topics for this process alone; what recovery did is remarked on. Everything is on disk when this ends."""
+    """Open a directory for writing and print the repairs of recovery. Everything is durable when the block ends."""
     if not create:
         check_holds_topics(path)
     with _point_to_check(path):
@@ -75,8 +72,7 @@ def open_for_writing(
         except Locked:
             raise Locked(
                 f"{path} is being written by another process{_lock_holder(path)}; nothing was changed, stop it first, "
-                f"or "
-                "only look: tidelog topic ls, show, read, follow and tidelog check work beside it"
+                "or only read: tidelog topic ls, show, read, follow and tidelog check work beside it"
             ) from None
         with log:
             for line in log.report.lines():
@@ -90,22 +86,22 @@ def _open_database(path: str, screen: Screen, **settings: Any) -> tidelog.Databa
 
 
 def _lock_holder(path: str) -> str:
-    found = re.fullmatch(rb"pid=(\d+)\n", read_file(PosixDisk(), join(path, LOCK_FILE)) or b"")
-    return f" (pid {int(found[1])})" if found else ""
+    match = re.fullmatch(rb"pid=(\d+)\n", read_file(PosixDisk(), join(path, LOCK_FILE)) or b"")
+    return f" (pid {int(match[1])})" if match else ""
 
 
 @contextmanager
 def _point_to_check(path: str) -> Iterator[None]:
-    """Damage that is met points to the command that tells all of it."""
+    """Let a Corrupt error name the command that lists all damage."""
     try:
         yield
     except Corrupt as error:
-        step = f"tidelog check {path} tells all of it"
+        step = f"tidelog check {path} lists all of it"
         raise Corrupt(error.where, pos=error.pos, reason=error.reason, next_step=step) from error
 
 
 def wal_bytes(path: str) -> int:
-    """Bytes of all WAL files that are there."""
+    """Return the bytes of all WAL files."""
     return sum(stat.size for _, stat in iter_wal_files(PosixDisk(), path) if stat is not None)
 
 
@@ -113,13 +109,19 @@ Backend = TypeVar("Backend")
 
 
 def target_name(args: Namespace, metavar: str) -> str:
-    """The name that is meant. A directory stands before it, where there is no server."""
-    given: list[str] = list(args.places)
-    if len(given) != (1 if args.server else 2):
+    """Return the name on the command line, and set `args.dir`: without a server a directory comes first."""
+    places: list[str] = list(args.places)
+    if len(places) != (1 if args.server else 2):
         form = f"{metavar} --server URL" if args.server else f"DIR {metavar}"
-        raise BadInput(f"this takes {form}, not {' '.join(given)!r:.200}; nothing was done")
-    args.dir = None if args.server else given[0]
-    return given[-1]
+        raise BadInput(f"this takes {form}, not {' '.join(places)!r:.200}; nothing was done")
+    args.dir = None if args.server else places[0]
+    return places[-1]
+
+
+def check_one_target(args: Namespace, things: str) -> None:
+    """Raise unless the command line names either a directory or a server."""
+    if bool(args.dir) == bool(args.server):
+        raise BadInput(f"{things} are in a DIR or on a --server, one of the two; nothing was done")
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def open_target(
     write: bool,
     create: bool = False,
 ) -> Iterator[Backend]:
-    """The door that the command line names. Everything is on disk when this ends."""
+    """Open the backend that the command line names. Everything is durable when the block ends."""
     if args.server:
         with Client(args.server, key=args.key) as client:
             yield make_remote(client)

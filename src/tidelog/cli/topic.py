@@ -1,38 +1,35 @@
-"""`tidelog topic …`: the commands, what each takes, and the help that teaches them. What they do lies beside
-this module: topic_look (ls, show, read, follow), topic_write (write … checkpoint).
+"""`tidelog topic …`: commands on the topics of a directory.
 
-[shell] Commands that only look at topics: ls, show, read, follow. They work beside a writer and change nothing.
-
-[shell] Commands that change topics: write, delete, drop, config, seal, checkpoint.
-
-Each holds the directory for itself while it runs. Only write makes what is not there. An answer is
-printed after the directory is closed, so what it says is on disk, whatever the class.
+`ls`, `show`, `read` and `follow` work beside a writer and change nothing. `write`, `delete`, `drop`, `config`, `seal`
+and `checkpoint` lock the directory. Only `write` creates a missing topic. A result is printed after the directory is
+closed, so it is durable in every class.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
 from tidelog.cli.command import (
-    CommandFunction,
+    Commands,
     add_command,
+    add_dry_run,
     add_group,
+    add_line_options,
     parse_count,
     parse_positive,
     parse_seconds,
     parse_seqs,
     parse_setting,
 )
-from tidelog.cli.log import ByteSource, acked_fields, describe_written, read_lines
-from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, format_time_range, plural
+from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
+from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, format_time_range, plural
 from tidelog.cli.target import check_holds_topics, open_for_reading, open_for_writing, wal_bytes
 from tidelog.clock import SystemClock
 from tidelog.database import Database
@@ -43,14 +40,11 @@ from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import BadInput, BatchTooLarge, GapFound, TopicNotFound, Unavailable
 from tidelog.formats import lazy_compute as pc
 
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
-
 _PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
 _POLL_S = 0.2
 _encode = msgspec.json.Encoder().encode
 
-# What is left of an acknowledged record, in the words of a table.
+# What happens to an acknowledged record.
 DURABILITY_MEANING = {
     "fsync": "survives a power cut",
     "disk": "survives kill -9; of the last moments before a power cut, a first part",
@@ -66,14 +60,13 @@ def ls(args: Namespace, screen: Screen) -> int:
     """One line a topic."""
     with open_for_reading(args.dir, screen) as log:
         states = log.topics(args.prefix)
-    screen.print_result({"path": args.dir, "topics": [state_fields(state) for state in states]})
-    if screen.json:
-        return 0
-    if states:
-        titles = ("topic", "class", ">records", ">bytes", ">earliest", ">head", ">lost up to")
-        screen.print_table(titles, [_topic_row(state) for state in states])
     total = sum(state.count for state in states)
-    print(f"{plural(len(states), 'topic')}, {plural(total, 'record')}")
+    screen.print_result(
+        {"path": args.dir, "topics": [state_fields(state) for state in states]},
+        titles=("topic", "class", ">records", ">bytes", ">earliest", ">head", ">lost up to"),
+        rows=[_topic_row(state) for state in states],
+        after=[f"{plural(len(states), 'topic')}, {plural(total, 'record')}"],
+    )
     return 0
 
 
@@ -103,14 +96,17 @@ def state_fields(state: TopicInfo) -> dict[str, Any]:
 
 
 def show(args: Namespace, screen: Screen) -> int:
-    """Everything about one topic: what it holds, where that lies, what an ack means."""
+    """Show one topic: its records, its segments, and what an ack means."""
     with open_for_reading(args.dir, screen) as log:
         topic = log.topic(args.topic, create=False)
         state = topic.state()
         newest = topic.read(state.head_seq - 1).records[-1:] if state.count else []
         segments = segments_of(args.dir, topic.id)
     last = format_time(newest[0].ts_ms * 1000) if newest else None
-    filed = segments[-1].stop - 1 if segments else 0
+    last_in_segments = segments[-1].stop - 1 if segments else 0
+    waiting, in_wal = state.head_seq - last_in_segments, list[str]()
+    if waiting > 0 and state.config.durability != "ephemeral":
+        in_wal = [f"{plural(waiting, 'seq')} from {last_in_segments + 1} on are in the WAL until the next checkpoint"]
     config = msgspec.json.decode(state.config.to_json())
     screen.print_result(
         {
@@ -123,16 +119,10 @@ def show(args: Namespace, screen: Screen) -> int:
         f"class {state.config.durability}: an acked record {_describe_durability(state)}",
         *([f"newest record: {last}"] if last else []),
         *(_describe_missing(state)),
+        titles=(">first", ">last", "state", ">data", ">live", "written (UTC)"),
+        rows=[_segment_row(row) for row in segments],
+        after=in_wal,
     )
-    if screen.json:
-        return 0
-    if segments:
-        screen.print_table(
-            (">first", ">last", "state", ">data", ">live", "written (UTC)"), [_segment_row(row) for row in segments]
-        )
-    waiting = state.head_seq - filed
-    if waiting > 0 and state.config.durability != "ephemeral":
-        print(f"{plural(waiting, 'seq')} from {filed + 1} on lie in the WAL until the next checkpoint")
     return 0
 
 
@@ -141,16 +131,12 @@ def _describe_durability(state: TopicInfo) -> str:
 
 
 def _describe_missing(state: TopicInfo) -> list[str]:
-    """What became of the seqs that have no record any more."""
+    """Describe the seqs without a record."""
     lines = []
     if state.evict_floor > 1:
-        lines.append(
-            f"{format_seqs(1, state.evict_floor)}: lost to a cap or to age; a reader that has not passed them is told"
-        )
+        lines.append(f"{format_seqs(1, state.evict_floor)}: lost to a cap or to age; a reader before them gets a gap")
     if state.earliest_seq > state.evict_floor:
-        lines.append(
-            f"{format_seqs(state.evict_floor, state.earliest_seq)}: deleted, or never given to a record; silent"
-        )
+        lines.append(f"{format_seqs(state.evict_floor, state.earliest_seq)}: deleted, or never assigned; no gap")
     return lines
 
 
@@ -187,7 +173,7 @@ def _segment_fields(row: SegmentRow) -> dict[str, Any]:
 
 
 def read(args: Namespace, screen: Screen) -> int:
-    """Print records, a page at a time, and where every seq of the range went."""
+    """Print records, a page at a time, and account for every seq of the range."""
     cursor, left, counts = args.first, args.limit, Counts()
     with open_for_reading(args.dir, screen) as log:
         topic = log.topic(args.topic, create=False)
@@ -219,7 +205,7 @@ def describe_counts(counts: Counts) -> str:
 
 
 def print_page(page: Page, topic: str, screen: Screen) -> None:
-    """A page, its gap first: on its own line with --json, else as a remark."""
+    """Print a page, its gap first: on its own line with --json, else as a note."""
     if page.gap is not None:
         print_gap(page.gap, topic, screen)
     if screen.json:
@@ -232,7 +218,7 @@ def print_gap(gap: Gap, topic: str, screen: Screen) -> None:
     if screen.json:
         screen.write_data(_encode({"gap": gap._asdict()}) + b"\n")
         return
-    screen.flush()  # the remark stands where the gap is
+    screen.flush()  # the note appears where the gap is
     screen.print_note(gap_line(gap, topic))
 
 
@@ -253,18 +239,15 @@ def gap_line(gap: Gap, topic: str) -> str:
 
 
 def plain_data(record: Record) -> bytes:
-    """The data as it went in: bytes as they are, anything else as JSON text."""
+    """The data as it was written: bytes unchanged, other values as JSON text."""
     return record.data if isinstance(record.data, bytes) else _encode(record.data)
 
 
 def record_fields(record: Record) -> dict[str, Any]:
-    """One record as a JSON object. Bytes that are not UTF-8 go as base64 under another name, so none are lost."""
+    """The JSON object of a record."""
     is_json = not isinstance(record.data, bytes)
     line: dict[str, Any] = {"seq": record.seq, "ts": format_time(record.ts_ms * 1000), "json": is_json}
-    try:
-        line["data"] = record.data if is_json else record.data.decode()
-    except UnicodeDecodeError:
-        line["data_base64"] = b64encode(record.data).decode()
+    line |= {"data": record.data} if is_json else bytes_field("data", record.data)
     for name in ("tag", "node", "meta"):
         value = getattr(record, name)
         if value is not None:
@@ -307,7 +290,7 @@ def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) 
         try:
             topic.read(cursor, 1, timeout=min(_POLL_S, left_s))
         except TopicNotFound:
-            again = _reopen_topic(log, args.topic)  # raises where none was made in its place
+            again = _reopen_topic(log, args.topic)  # raises unless it was created again
             if again.epoch != topic.epoch:
                 since_ms = clock.monotonic_ms()
                 cursor = _restart_recreated(again, args, screen)
@@ -315,13 +298,13 @@ def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) 
 
 
 def _reopen_topic(log: Database, name: str) -> Topic:
-    with suppress(Unavailable):  # the writer was faster; what is known stays, the next look comes soon
+    with suppress(Unavailable):  # the writer was faster; the next poll tries again
         log.refresh()
     return log.topic(name, create=False)
 
 
 def _restart_recreated(topic: Topic, args: Namespace, screen: Screen) -> int:
-    """The topic was dropped and made again: nothing that was read counts for it."""
+    """Report a topic that was dropped and created again, and start at its beginning."""
     state = topic.state()
     gap = Gap(1, state.head_seq, "recreated", max(state.head_seq, 1), state.earliest_seq, state.head_seq)
     if args.on_gap == "fail":
@@ -332,8 +315,8 @@ def _restart_recreated(topic: Topic, args: Namespace, screen: Screen) -> int:
 
 
 def _gap_error(gap: Gap, topic: str, screen: Screen) -> GapFound:
-    behind = 0 if gap.reason == "recreated" else gap.gap_to
-    screen.unfinished_hint = f"--from {behind} begins behind them, --on-gap emit or skip goes on by itself"
+    after = 0 if gap.reason == "recreated" else gap.gap_to
+    screen.unfinished_hint = f"--from {after} begins after them, --on-gap emit or skip continues by itself"
     return GapFound(topic, gap)
 
 
@@ -377,7 +360,7 @@ def write(args: Namespace, screen: Screen) -> int:
 
 
 def _topic_to_write(log: Database, args: Namespace) -> Topic:
-    """The topic to write to; made where there is none and that is wanted."""
+    """Open the topic to write to, or create it with --create."""
     try:
         topic = log.topic(args.topic, create=False)
     except TopicNotFound:
@@ -393,14 +376,13 @@ def _topic_to_write(log: Database, args: Namespace) -> Topic:
 
 
 def _batches(args: Namespace) -> Iterable[list[Any]]:
-    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
-    found: Iterable[list[Any]] = read_lines(source, args.batch, _ENGINE_LIMITS.record_bytes_max)
-    found = parse_json_lines(found) if args.json_lines else found
-    return found if args.key is None else join_batches(found)
+    batches: Iterable[list[Any]] = read_lines(stdin_source(), args.batch, _ENGINE_LIMITS.record_bytes_max)
+    batches = parse_json_lines(batches) if args.json_lines else batches
+    return batches if args.key is None else join_batches(batches)
 
 
 def parse_json_lines(batches: Iterable[list[bytes]]) -> Iterator[list[Any]]:
-    """Lines as JSON values; empty ones are passed over. One that is no JSON ends it before its batch is written."""
+    """Parse lines as JSON values and skip empty ones. Raises before the batch of a bad line is written."""
     number = 0
     for batch in batches:
         values = []
@@ -412,28 +394,28 @@ def parse_json_lines(batches: Iterable[list[bytes]]) -> Iterator[list[Any]]:
             except (msgspec.DecodeError, RecursionError) as error:
                 raise BadInput(
                     f"line {number} of standard input is not JSON: {error}; it and the lines that came with it were "
-                    "not written, mend it, or write lines as bytes without --json-lines"
+                    "not written, correct it, or write lines as bytes without --json-lines"
                 ) from None
         if values:
             yield values
 
 
 def join_batches(batches: Iterable[list[Any]]) -> Iterator[list[Any]]:
-    """All of it as one batch: a key stands for one write, whatever pieces its lines came in."""
-    whole: list[Any] = []
+    """Join all lines into one batch: an idempotency key is for one write."""
+    joined: list[Any] = []
     for batch in batches:
-        whole += batch
-        if len(whole) > _ENGINE_LIMITS.batch_records_max:
-            raise BatchTooLarge("lines under one key", count=len(whole), limit=_ENGINE_LIMITS.batch_records_max)
-    if whole:
-        yield whole
+        joined += batch
+        if len(joined) > _ENGINE_LIMITS.batch_records_max:
+            raise BatchTooLarge("lines under one key", count=len(joined), limit=_ENGINE_LIMITS.batch_records_max)
+    if joined:
+        yield joined
 
 
 # ── delete ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class DeleteSummary(NamedTuple):
-    """What a delete takes away, and what it leaves."""
+    """The effect of a delete."""
 
     records: int
     size: int
@@ -443,9 +425,9 @@ class DeleteSummary(NamedTuple):
 
 
 def delete(args: Namespace, screen: Screen) -> int:
-    """Delete records by tag, by seq, or all before a seq; readers pass over them in silence."""
+    """Delete records by tag, by seq, or all before a seq; readers skip them without a gap."""
     if args.match is None and args.before is None and args.seqs is None:
-        raise BadInput("nothing says what to delete; nothing was deleted, give --match, --before or --seqs")
+        raise BadInput("no records are selected; nothing was deleted, give --match, --before or --seqs")
     if args.dry_run:
         with open_for_reading(args.dir, screen) as log:
             topic = log.topic(args.topic, create=False)
@@ -474,7 +456,7 @@ def delete(args: Namespace, screen: Screen) -> int:
 
 
 def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seqs: list[int] | None) -> DeleteSummary:
-    """What `Topic.delete` would do, found by reading all that is there."""
+    """Compute the effect of `Topic.delete` by reading every record."""
     if seqs is not None and (match is not None or before_seq is not None):
         raise BadInput("--seqs stands by itself, without --match and --before; nothing was deleted")
     state = topic.state()
@@ -487,7 +469,7 @@ def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seq
         if match is not None:
             tag = table["tag"].cast("string")
             fits = pc.starts_with(tag, match[:-1]) if match.endswith("*") else pc.equal(tag, match)
-            tagged = pc.fill_null(pc.and_(fits, pc.not_equal(tag, "")), False)  # what has no tag never matches
+            tagged = pc.fill_null(pc.and_(fits, pc.not_equal(tag, "")), False)  # a record without a tag never matches
             meant &= tagged.to_numpy(zero_copy_only=False).astype(bool)
         weight = sum(pc.fill_null(pc.binary_length(table[name]), 0).to_numpy() for name in ("data", "meta"))
         records, size = records + int(meant.sum()), size + int(weight[meant].sum())
@@ -499,7 +481,7 @@ def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seq
 
 
 def drop(args: Namespace, screen: Screen) -> int:
-    """Remove a topic and all its records, once somebody has said that this is meant."""
+    """Remove a topic and all its records, after a confirmation."""
     if not args.yes and not args.if_empty:
         with open_for_reading(args.dir, screen) as log:
             _confirm(args.topic, log.topic(args.topic, create=False).count, screen)
@@ -541,7 +523,7 @@ def config(args: Namespace, screen: Screen) -> int:
     changed = {name: (before[name], value) for name, value in now.items() if value != before[name]}
     lines = [f"{name}: {_format_value(old)} -> {_format_value(new)}" for name, (old, new) in changed.items()]
     if evicted:
-        lines.append(f"{plural(evicted, 'record')} over the new limits were evicted; readers are told of a gap")
+        lines.append(f"{plural(evicted, 'record')} over the new limits were evicted; readers get a gap")
     screen.print_result(
         {"topic": args.topic, "changed": sorted(changed), "evicted": evicted, "config": now},
         *(lines or [f"{args.topic} has these settings already"]),
@@ -550,8 +532,8 @@ def config(args: Namespace, screen: Screen) -> int:
 
 
 def _config_fields(config: TopicConfig) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.json.decode(config.to_json())
-    return made
+    fields: dict[str, Any] = msgspec.json.decode(config.to_json())
+    return fields
 
 
 def _format_value(value: object) -> str:
@@ -562,16 +544,16 @@ def _format_value(value: object) -> str:
 
 
 def seal(args: Namespace, screen: Screen) -> int:
-    """Complete the segment that grows; the next record starts another."""
+    """Seal the active segment; the next record starts another."""
     with open_for_writing(args.dir, screen) as log:
         topic = log.topic(args.topic, create=False)
         known = {row.base for row in segments_of(args.dir, topic.id) if row.sealed}
         topic.seal()
-        log.checkpoint()  # that completes it
-    fresh = [row for row in segments_of(args.dir, topic.id) if row.sealed and row.base not in known]
-    first, stop = (fresh[0].base, fresh[-1].stop) if fresh else (None, 0)
+        log.checkpoint()  # completes the segment
+    new = [row for row in segments_of(args.dir, topic.id) if row.sealed and row.base not in known]
+    first, stop = (new[0].base, new[-1].stop) if new else (None, 0)
     screen.print_result(
-        {"topic": args.topic, "sealed": len(fresh), "first": first, "last": stop - 1 if fresh else None},
+        {"topic": args.topic, "sealed": len(new), "first": first, "last": stop - 1 if new else None},
         f"sealed {format_seqs(first, stop)}"
         if first is not None
         else "nothing to seal: no segment of this topic grows",
@@ -580,7 +562,7 @@ def seal(args: Namespace, screen: Screen) -> int:
 
 
 def checkpoint(args: Namespace, screen: Screen) -> int:
-    """Copy what only the WAL has into segments."""
+    """Copy records that are only in the WAL into segments."""
     with open_for_writing(args.dir, screen, accept_loss=args.accept_loss) as log:
         replayed = log.report.frames
         log.checkpoint()
@@ -637,46 +619,39 @@ def add(commands: Commands) -> None:
     _add_maintenance(verbs)
 
 
-def _add_topic_command(
-    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
-) -> ArgumentParser:
-    """A command on one topic."""
-    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("topic", metavar="TOPIC")
-    return made
-
-
 def _add_lists(subcommands: Commands) -> None:
-    made = add_command(
+    parser = add_command(
         subcommands,
         "ls",
         ls,
+        "DIR",
         summary="list topics",
         description="List the topics of a directory: class, records, bytes, the first and the last seq, and up to "
         "which seq\n"
         "records were lost to a cap or to age. Reads only; a writer may be at work.",
         examples="tidelog topic ls data\ntidelog topic ls data --prefix orders. --json",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("--prefix", default="", metavar="P", help="only topics whose name begins so")
-    _add_topic_command(
+    parser.add_argument("--prefix", default="", metavar="P", help="only topics whose name begins so")
+    add_command(
         subcommands,
         "show",
         show,
-        summary="show one topic: what it holds and where that lies",
-        description="Show what a topic holds, what its acks mean, what became of seqs that have no record any more, "
-        "and its\n"
-        "segments. Reads only; a writer may be at work.",
+        "DIR",
+        "TOPIC",
+        summary="show one topic: its records and segments",
+        description="Show the records of a topic, what its acks mean, why seqs have no record any more, and its\n"
+        "segments. Works beside a writer, and only reads.",
         examples="tidelog topic show data orders",
     )
 
 
 def _add_write(subcommands: Commands) -> None:
-    made = _add_topic_command(
+    parser = add_command(
         subcommands,
         "write",
         write,
+        "DIR",
+        "TOPIC",
         summary="write records from standard input",
         description="Write each line of standard input as one record, without its newline: as bytes, or with "
         "--json-lines\n"
@@ -686,48 +661,49 @@ def _add_write(subcommands: Commands) -> None:
         examples="printf 'hello\\nworld\\n' | tidelog topic write data greetings\n"
         """echo '{"sku": "A", "qty": 1}' | tidelog topic write data orders --json-lines --class fsync --tag order-7""",
     )
-    made.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
-    made.add_argument(
-        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
-    )
-    made.add_argument("--tag", help="what to delete the records by later")
-    made.add_argument("--node", help="where the records come from; readers may leave out their own")
-    made.add_argument(
+    parser.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
+    add_line_options(parser)
+    parser.add_argument("--tag", help="what to delete the records by later")
+    parser.add_argument("--node", help="where the records come from; readers may leave out their own")
+    parser.add_argument(
         "--key",
         help="all of standard input is one write under this idempotency key. Keys are remembered by the process that "
         "has the directory open: a second command does not know them",
     )
-    made.add_argument(
+    parser.add_argument(
         "--class",
         dest="durability",
         choices=get_args(Durability),
         help="what acks mean in a topic that is made (disk); see tidelog topic --help",
     )
-    made.add_argument(
+    parser.add_argument(
         "--create", action=BooleanOptionalAction, default=True, help="make directory and topic where there are none"
     )
-    made.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is acked")
+    parser.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is acked")
 
 
 def _add_reads(subcommands: Commands) -> None:
-    made = _add_topic_command(
+    parser = add_command(
         subcommands,
         "read",
         read,
+        "DIR",
+        "TOPIC",
         summary="print records",
-        description="Print the data of every record with a newline behind it, or with --json one object a line: seq, "
-        "ts,\n"
+        description="Print the data of every record and a newline, or with --json one object a line: seq, ts,\n"
         "json (whether data is JSON), data (data_base64 where bytes are not UTF-8), tag, node, meta. Where records\n"
         "were lost before they were read, a gap says which: on standard error, or as an object. The end\n"
         "accounts for every seq of the range. Reads only; a writer may be at work.",
         examples="tidelog topic read data orders\ntidelog topic read data orders --from 100 --limit 10 --json",
     )
-    _add_read_options(made)
-    made.add_argument("--limit", type=parse_positive, metavar="N", help="this many records at most")
-    made = _add_topic_command(
+    _add_read_options(parser)
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many records at most")
+    parser = add_command(
         subcommands,
         "follow",
         follow,
+        "DIR",
+        "TOPIC",
         summary="print records as another process writes them",
         description="Print what is there and then what another process writes, as read does. Ctrl-C ends it, with "
         "exit\n"
@@ -735,11 +711,11 @@ def _add_reads(subcommands: Commands) -> None:
         "and made again, --on-gap says what to do.",
         examples="tidelog topic follow data orders --json\ntidelog topic follow data orders --from 100 --timeout 30",
     )
-    _add_read_options(made)
-    made.add_argument(
+    _add_read_options(parser)
+    parser.add_argument(
         "--timeout", type=parse_seconds, metavar="S", help="end when no record came for this many seconds"
     )
-    made.add_argument(
+    parser.add_argument(
         "--on-gap",
         choices=("fail", "emit", "skip"),
         default="fail",
@@ -761,7 +737,7 @@ def _add_read_options(parser: ArgumentParser) -> None:
         dest="first",
         default=0,
         metavar="N",
-        help="the last seq you have: what comes behind it is printed (0: from the first)",
+        help="the last seq you have: later records are printed (0: from the first)",
     )
     parser.add_argument(
         "--node", action="append", help="leave out the records of this node, usually your own; repeatable"
@@ -769,45 +745,50 @@ def _add_read_options(parser: ArgumentParser) -> None:
 
 
 def _add_removals(subcommands: Commands) -> None:
-    made = _add_topic_command(
+    parser = add_command(
         subcommands,
         "delete",
         delete,
+        "DIR",
+        "TOPIC",
         summary="delete records by tag or seq",
-        description="Delete records that are there now. Readers pass over them in silence: a delete is no gap. It "
-        "cannot be\n"
-        "undone and asks nothing; --dry-run says what it would remove.",
+        description="Delete existing records. Readers skip them: a delete is no gap. It cannot be undone, and there\n"
+        "is no question; --dry-run prints what it would remove.",
         examples="tidelog topic delete data orders --match order-7 --dry-run\n"
         "tidelog topic delete data orders --match 'order-*' --before 1000\n"
         "tidelog topic delete data orders --seqs 3,5,8",
     )
-    made.add_argument(
+    parser.add_argument(
         "--match", metavar="TAG", help="records with this tag; with a * at its end, with tags that begin so"
     )
-    made.add_argument(
+    parser.add_argument(
         "--before", type=parse_count, metavar="N", help="records below this seq; of those that match, if both"
     )
-    made.add_argument("--seqs", type=parse_seqs, metavar="A,B", help="the records with these seqs")
-    made.add_argument("--dry-run", action="store_true", help="only say what would be removed; reads only")
-    made = _add_topic_command(
+    parser.add_argument("--seqs", type=parse_seqs, metavar="A,B", help="the records with these seqs")
+    add_dry_run(parser)
+    parser = add_command(
         subcommands,
         "drop",
         drop,
+        "DIR",
+        "TOPIC",
         summary="remove a topic with all its records",
         description="Remove a topic with all its records. This cannot be undone: on a terminal it asks, elsewhere it "
         "wants\n"
-        "--yes. A topic made again under the name starts anew, and readers are told.",
+        "--yes. A new topic of the same name starts again, and its readers get a gap.",
         examples="tidelog topic drop data orders --if-empty\ntidelog topic drop data orders --yes",
     )
-    made.add_argument("--if-empty", action="store_true", help="only if it holds no record; then nothing is asked")
-    made.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--if-empty", action="store_true", help="only if it holds no record; then nothing is asked")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _add_maintenance(subcommands: Commands) -> None:
-    made = _add_topic_command(
+    parser = add_command(
         subcommands,
         "config",
         config,
+        "DIR",
+        "TOPIC",
         summary="show or change a topic's settings",
         description="Show the settings of a topic, or set those that are given and leave the others. Times take units\n"
         "(500ms, 30s, 15m, 12h, 7d), sizes as well (512k, 64m, 2g).\n"
@@ -816,29 +797,31 @@ def _add_maintenance(subcommands: Commands) -> None:
         "  cap_records, cap_bytes, discard    how much it holds, and whether the old or the write gives way",
         examples="tidelog topic config data orders\ntidelog topic config data orders durability=fsync ttl_ms=7d",
     )
-    made.add_argument("settings", nargs="*", type=parse_setting, metavar="name=value")
-    _add_topic_command(
+    parser.add_argument("settings", nargs="*", type=parse_setting, metavar="name=value")
+    add_command(
         subcommands,
         "seal",
         seal,
+        "DIR",
+        "TOPIC",
         summary="complete the segment that grows",
         description="Complete the segment file that grows; the next record starts another. Sealed files never change, "
         "so\n"
         "they can be copied away at leisure.",
         examples="tidelog topic seal data orders",
     )
-    made = add_command(
+    parser = add_command(
         subcommands,
         "checkpoint",
         checkpoint,
+        "DIR",
         summary="move what only the WAL has into segments",
         description="Recover the directory as a writer does, copy what only the WAL has into segments, and let the "
         "WAL go.\n"
         "A running writer does this by itself; after a crash the next start is faster for it.",
         examples="tidelog topic checkpoint data",
     )
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument(
+    parser.add_argument(
         "--accept-loss",
         action="store_true",
         help="go on where acknowledged records were lost to damage, which is refused otherwise; what is cut off is "

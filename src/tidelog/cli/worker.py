@@ -1,9 +1,9 @@
-"""[shell] `tidelog worker`: a command for every job of a queue.
+"""`tidelog worker`: run a command for every job of a queue.
 
     claim ──► the job as JSON on the command's standard input ──► exit 0: ack
                                                               └─► else:   nack, later each time
 
-The first Ctrl-C or SIGTERM lets the commands that run finish and gives back the rest; the second ends them. Commands
+After the first Ctrl-C or SIGTERM running commands finish and other jobs are given back; the second ends them. Commands
 run in sessions of their own, so a Ctrl-C at the terminal does not reach them.
 """
 
@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import json
 import platform
-import signal
 import subprocess
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Final
 
-from tidelog.cli.command import add_command, parse_age_ms, parse_positive, parse_seconds
+from tidelog.cli.command import (
+    Commands,
+    add_command,
+    parse_age_ms,
+    parse_positive,
+    parse_seconds,
+    stop_event,
+)
 from tidelog.cli.queue import QueueBackend, add_target, job_fields, open_queues, queue_name
 from tidelog.cli.render import Screen, plural
 from tidelog.clock import SystemClock
 from tidelog.engine.queues import AckResult, ExtendResult, Job, Worker
 from tidelog.errors import BadInput, Error, NotFound
-
-if TYPE_CHECKING:
-    from tidelog.cli.command import Commands
 
 _POLL_S: Final = 0.1
 _LEASE_MS_DEFAULT: Final = 30_000
@@ -35,7 +38,7 @@ _LEASE_MS_DEFAULT: Final = 30_000
 
 def add(commands: Commands) -> None:
     """Add `worker` to the command line."""
-    made = add_command(
+    parser = add_command(
         commands,
         "worker",
         run,
@@ -45,14 +48,14 @@ def add(commands: Commands) -> None:
         "meta); exit code 0 acks the job, any other gives it back, to be tried again after one second, two, four\n"
         "… up to a minute. Leases are extended while a command runs. In a DIR this process is the only one that\n"
         "writes; to put jobs meanwhile, or to work from several machines, use a server.\n"
-        "Ctrl-C or SIGTERM: what runs is finished, the rest is given back. Twice: what runs is ended too.",
+        "Ctrl-C or SIGTERM: running commands finish, other jobs are given back. Twice: commands are ended too.",
         examples="tidelog worker data jobs --once -- cat\n"
         "tidelog worker mail --server http://127.0.0.1:4000 --concurrency 4 -- ./send.sh --fast",
     )
-    add_target(made)
-    made.usage = "tidelog worker [-h] [options] [DIR] QUEUE -- COMMAND ..."
-    made.add_argument("--concurrency", type=parse_positive, default=1, metavar="N", help="commands at a time (1)")
-    made.add_argument(
+    add_target(parser)
+    parser.usage = "tidelog worker [-h] [options] [DIR] QUEUE -- COMMAND ..."
+    parser.add_argument("--concurrency", type=parse_positive, default=1, metavar="N", help="commands at a time (1)")
+    parser.add_argument(
         "--lease",
         type=parse_age_ms,
         dest="lease_ms",
@@ -60,32 +63,34 @@ def add(commands: Commands) -> None:
         metavar="AGE",
         help="how long a lease is (30s)",
     )
-    made.add_argument("--node", default=f"worker@{platform.node() or 'here'}"[:128], help="who holds the leases")
-    made.add_argument("--once", action="store_true", help="end when there is nothing left to claim")
-    made.add_argument(
+    parser.add_argument(
+        "--node", default=f"worker@{platform.node() or 'here'}"[:128], help="the node that holds the leases"
+    )
+    parser.add_argument("--once", action="store_true", help="end when there is nothing left to claim")
+    parser.add_argument(
         "--idle", type=parse_seconds, metavar="S", help="end when there was nothing to do for so many seconds"
     )
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line, and the words of the command behind `--`, which are nobody's options but its own."""
-    given = list(argv)
-    if given[:1] != ["worker"] or "--" not in given:
-        return given, []
-    at = given.index("--")
-    return given[:at], given[at + 1 :]
+    """Split a command line into its own arguments and the words after `--`, the command of a worker."""
+    arguments = list(argv)
+    if arguments[:1] != ["worker"] or "--" not in arguments:
+        return arguments, []
+    separator = arguments.index("--")
+    return arguments[:separator], arguments[separator + 1 :]
 
 
 def run(args: Namespace, screen: Screen) -> int:
-    """Work until told to stop, or until there is nothing to do."""
+    """Work until a signal, or until there is nothing to do."""
     name, words = queue_name(args), args.words
     if not words:
-        raise BadInput("what is to be run stands behind --, as in: tidelog worker data jobs -- cat; nothing was done")
+        raise BadInput("the command comes after --, as in: tidelog worker data jobs -- cat; nothing was done")
     idle_s = 0.0 if args.once else args.idle
-    with open_queues(args, screen, write=True) as door:
-        door.state(name)  # a queue that is not there is told at once
+    with open_queues(args, screen, write=True) as backend:
+        backend.state(name)  # raises at once for a missing queue
         programs = JobCommands(words, screen)
-        source = WatchedQueue(door, name)
+        source = WatchedQueue(backend, name)
         worker = Worker(
             source,
             programs.run,
@@ -94,13 +99,15 @@ def run(args: Namespace, screen: Screen) -> int:
             lease_ms=args.lease_ms,
             on_error=programs.on_failure,
         )
-        with screen.progress_bar(f"working on {name}") as bar, _stop_event(screen, worker, programs) as told, worker:
-            while not told.wait(_POLL_S):
+        with screen.progress_bar(f"working on {name}") as bar, stop_event(programs.terminate) as stopping, worker:
+            while not stopping.wait(_POLL_S):
                 bar(worker.stats.done, None)
                 if programs.start_error is not None or _is_fatal(worker.last_error):
                     break
                 if idle_s is not None and source.idle_s(worker.running) >= idle_s:
                     break
+            if stopping.is_set() and worker.running:
+                screen.print_note(f"finishing {plural(worker.running, 'job')}; once more ends them")
     if programs.start_error is not None:
         raise NotFound(
             f"{words[0]} cannot be run ({programs.start_error}); its jobs were given back, check the command"
@@ -116,13 +123,13 @@ def run(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _is_fatal(trouble: Error | None) -> bool:
-    """What trying again does not mend."""
-    return trouble is not None and not trouble.retryable
+def _is_fatal(error: Error | None) -> bool:
+    """Whether a retry cannot help."""
+    return error is not None and not error.retryable
 
 
 class WatchedQueue:
-    """A queue as a worker needs it, which remembers when there was last something to do."""
+    """The queue of a worker, which remembers when it last had a job."""
 
     def __init__(self, backend: QueueBackend, name: str) -> None:
         self._backend, self._name = backend, name
@@ -131,11 +138,11 @@ class WatchedQueue:
         self._was_empty = False  # the last claim found nothing
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]:
-        found = self._backend.claim(self._name, node, most, lease_ms)
-        self._was_empty = not found
-        if found:
+        jobs = self._backend.claim(self._name, node, most, lease_ms)
+        self._was_empty = not jobs
+        if jobs:
             self._last_busy_ms = self._clock.monotonic_ms()
-        return found
+        return jobs
 
     def ack(self, node: str, seqs: Sequence[Job], /) -> AckResult:
         return self._backend.ack(self._name, node, seqs, None)
@@ -147,7 +154,7 @@ class WatchedQueue:
         return self._backend.extend(self._name, node, seqs, lease_ms)
 
     def idle_s(self, running: int) -> float:
-        """For how long there was nothing to do; below zero while there is."""
+        """Return how long there was nothing to do; negative while there is."""
         if running or not self._was_empty:
             self._last_busy_ms = self._clock.monotonic_ms()
             return -1.0
@@ -155,7 +162,7 @@ class WatchedQueue:
 
 
 class JobCommands:
-    """The commands that run, one a job."""
+    """The running commands, one per job."""
 
     def __init__(self, words: Sequence[str], screen: Screen) -> None:
         self._words, self._screen = words, screen
@@ -164,7 +171,7 @@ class JobCommands:
         self.start_error: OSError | None = None  # why it cannot be run at all
 
     def run(self, job: Job) -> None:
-        """Run the command for a job. Raises where it did not end well."""
+        """Run the command for a job. Raises where it fails."""
         try:
             process = subprocess.Popen(self._words, stdin=subprocess.PIPE, start_new_session=True)
         except OSError as error:
@@ -185,7 +192,7 @@ class JobCommands:
         self._screen.print_note(f"job {job.seq}, delivery {job.deliveries}: {error}; it is tried again later")
 
     def terminate(self) -> None:
-        """End what runs."""
+        """End the running commands."""
         with self._lock:
             running = list(self._running)
         for process in running:
@@ -194,27 +201,4 @@ class JobCommands:
 
 
 class CommandFailed(Exception):
-    """A command that did not end well."""
-
-
-@contextmanager
-def _stop_event(screen: Screen, worker: Worker, programs: JobCommands) -> Iterator[Event]:
-    """An event that is set when somebody wants this to end."""
-    told = Event()
-
-    def hear(*_: object) -> None:
-        if told.is_set():
-            programs.terminate()
-            return
-        told.set()
-        if worker.running:
-            screen.print_note(f"finishing {plural(worker.running, 'job')}; once more ends them")
-
-    before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, hear)
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    """A command that failed."""

@@ -1,26 +1,21 @@
-"""[shell] Append: batches to the active segment, rolled when it is full or old.
+"""Append: batches, streamed records, and the background sync.
 
-What an ack means is the sync policy's word (`LogConfig.sync`): under `each` and `batch` every
-record of the call survives a power cut when the call returns; under `interval` it survives a
-kill now and a power cut `sync_interval_ms` later.
+The sync policy (`LogConfig.sync`) decides what an ack means: under `each` and `batch` every record of the call is
+durable when the call returns; under `interval` it survives a kill at once and a power cut `sync_interval_ms` later.
 
-[shell] Streaming append: a record whose length is known only when it ends.
+A streamed record has no known length until it ends. Its chunks go to the data file after a header that no reader takes
+for a record. At the end the real header and the checksum are written, then the side files. A stream that is too long,
+breaks off or meets a disk error is cut back to the byte where it began.
 
-Chunks go straight to the data file behind a head that no reader takes for a record. When the
-stream ends the real head and the checksum are written, and only then do the side files name
-it. Over-long, broken, or refused by the disk: the file is cut back to the byte where it began.
-
-The background thread of the `interval` policy: it syncs while no caller appends.
-
-Every exception of a run is logged, counted and kept in `SegmentedLog.background` until a run succeeds again. The thread
-ends with the log and not before: a full disk is temporary, and records that were acked still wait for their sync. After
-a failed sync the log is latched: runs then do nothing, and the state goes on to say why.
+The thread of the `interval` policy (`Flusher`) logs and counts every exception and shows it in
+`SegmentedLog.background`. It keeps running after an error: a full disk is temporary, and acked records still need a
+sync. After a failed sync the log is latched and runs do nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from threading import Event, Thread
@@ -29,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tidelog.commitlog import log_state, segment
-from tidelog.commitlog.codec import OPTIONAL_COLUMNS, Batch, check_columns_supported, reencode
+from tidelog.commitlog.codec import OPTIONAL_COLUMNS, Batch, EncodedAppend, check_columns_supported, reencode
 from tidelog.commitlog.log_state import LogState
 from tidelog.commitlog.segment import ActiveSegment, SealedSegment
 from tidelog.commitlog.storage import guard_stream, guard_stream_async
@@ -39,13 +34,12 @@ from tidelog.errors import BadInput, Closed, Error, TooLarge, UnexpectedSeq
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
 
-# An upper bound on what a layout adds to a record: frame header, checksum, columns. Only used to decide when to roll.
-_RECORD_OVERHEAD_BYTES = 64
+_RECORD_OVERHEAD_BYTES = 64  # upper bound of header, checksum and columns; only used to decide when to roll
 
 
 def append_batch(state: LogState, batch: Batch, expected: int | None) -> range:
-    """Write a batch; return its seqs. On an error nothing of the part that failed is visible, and the error's
-    `acked` names the records of this call that were written before it."""
+    """Write a batch and return its seqs. On an error nothing of the failed part is visible, and the error's `acked` is
+    the range of records of this call that were written before it."""
     with state.writer_lock, state.mutex:
         state.check_writable()
         first = state.highest
@@ -71,18 +65,18 @@ def check_expected_seq(state: LogState, expected: int | None) -> None:
 
 
 def check_columns(state: LogState, batch: Batch) -> None:
-    """Refuse a batch that the layout has no room for before a segment is rolled, a seq reserved or a part written."""
+    """Refuse columns that the layout cannot store before a segment is rolled, a seq reserved or a part written."""
     check_columns_supported(
         batch, state.codec.name, *(name for name in OPTIONAL_COLUMNS if name not in state.codec.supported_columns)
     )
 
 
 def remaining_bytes(state: LogState, *, empty_segment: bool = False) -> int:
-    """How many bytes the active segment can still take: what is left of it, and the overflow. The seed's
-    `append_threshold`. `fresh`: of an empty segment."""
+    """Return how many bytes fit into the active segment, overflow included (laminarmq's `append_threshold`), or into an
+    empty one."""
     used = 0 if empty_segment else state.active.size
-    room = state.config.segment_bytes_max - used + state.config.overflow_bytes
-    return min(room, state.codec.segment_bytes_limit - used)
+    limit = min(state.config.segment_bytes_max + state.config.overflow_bytes, state.codec.segment_bytes_limit)
+    return limit - used
 
 
 def roll_if_needed(state: LogState) -> None:
@@ -100,12 +94,12 @@ def roll_if_needed(state: LogState) -> None:
 
 def roll_segment(state: LogState, *, next_base: int | None = None, lenient: bool = False) -> None:
     """Seal the active segment and start another, at `next_base` where numbering must jump. On an error the old one
-    stays active and nothing is lost. `lenient`: nobody waits to write, so a failure to start another may be retried."""
+    stays active and nothing is lost. `lenient`: no write depends on it, so every failure may be retried."""
     old = state.active
     base = old.next_seq if next_base is None else next_base
-    done = segment.seal_segment(state.files, state.latch, old, synced=state.durable == old.next_seq)
+    sealed = segment.seal_segment(state.files, state.latch, old, synced=state.durable == old.next_seq)
     state.durable = old.next_seq
-    fresh = segment.create_segment(
+    new = segment.create_segment(
         state.files,
         state.latch,
         base,
@@ -113,21 +107,21 @@ def roll_segment(state: LogState, *, next_base: int | None = None, lenient: bool
         last_ts_us=old.last_ts_us,
         lenient=lenient,
     )
-    done.stop = base
+    sealed.stop = base
     try:
-        log_state.save_manifest(state, sealed=[*state.sealed, done], active=fresh)
+        log_state.save_manifest(state, sealed=[*state.sealed, sealed], active=new)
     except OSError as error:
         if isinstance(error, log_state.ManifestReplaced):
-            # The manifest may name the new segment already, so it is the active one. Nothing is acked in it before
-            # another save of the manifest went well.
-            _switch_active(state, done, fresh)
+            # The manifest may name the new segment already, so it becomes the active one. With no seqs reserved, the
+            # next append saves the manifest again before it is acked.
+            _switch_active(state, sealed, new)
             state.reserved_seq = 0
         else:
-            fresh.close()  # its files are empty and not in the manifest: the next open sweeps them
+            new.close()  # its files are empty and not in the manifest: the next open sweeps them
         fatal = not lenient and (state.codec.latches_on_write_error or isinstance(error, SyncFailed))
-        step = state.latch.write_error if fatal else state.latch.retryable_error
-        raise step(error, f"naming segment {base} in the manifest") from error
-    _switch_active(state, done, fresh)
+        translate = state.latch.write_error if fatal else state.latch.retryable_error
+        raise translate(error, f"naming segment {base} in the manifest") from error
+    _switch_active(state, sealed, new)
 
 
 def _switch_active(state: LogState, sealed: SealedSegment, active: ActiveSegment) -> None:
@@ -137,52 +131,66 @@ def _switch_active(state: LogState, sealed: SealedSegment, active: ActiveSegment
 
 
 def next_ts_us(state: LogState) -> int:
-    """The time for the next record: now, or the last record's time when the clock went back."""
+    """Return the time for the next record: now, or the last record's time when the clock went back."""
     return max(state.clock.now_us(), state.active.last_ts_us)
 
 
 def account_write(state: LogState, *, durable: bool) -> None:
-    """Account for a write: what is durable now, and whether the interval is over."""
+    """Update the durable seq after a write, and sync when the interval is over."""
     state.active.last_write_us = state.clock.now_us()
     if durable:
         state.durable = state.highest
         state.synced_ms = state.clock.monotonic_ms()
         return
-    # With a thread that keeps the interval, an append syncs itself only when that thread was starved.
-    patience = 2 if state.has_flusher else 1
-    if state.clock.monotonic_ms() - state.synced_ms >= patience * state.config.sync_interval_ms:
+    # Beside the flusher thread an append syncs only after two intervals, when that thread was starved.
+    intervals = 2 if state.has_flusher else 1
+    if state.clock.monotonic_ms() - state.synced_ms >= intervals * state.config.sync_interval_ms:
         sync_active(state)
 
 
 def sync_active(state: LogState) -> None:
-    """Make everything acked so far survive a power cut."""
+    """Make every acked record durable."""
     if state.durable < state.highest:
         state.active.sync()
         state.durable = state.highest
     state.synced_ms = state.clock.monotonic_ms()
 
 
-def _write_batch(state: LogState, batch: Batch) -> None:
-    policy = state.config.sync
-    durable = policy != "interval"
-    done, count = 0, len(batch.datas)
+def _write_parts(
+    state: LogState,
+    count: int,
+    count_fitting: Callable[[int, int], int],
+    encode: Callable[[int, int], EncodedAppend],
+) -> None:
+    """Write `count` records in parts that fit their segments. `count_fitting(first, bytes_max)` counts the records from
+    `first` on that fit, `encode(lo, hi)` encodes a part for the end of the active segment."""
+    durable, done = state.config.sync != "interval", 0
     while done < count:
         roll_if_needed(state)
-        rest = batch if done == 0 else batch.slice(done, count)
-        take = 1 if policy == "each" else _count_fitting(rest, remaining_bytes(state))
-        if state.active.size and (
-            take == 0 or (take == 1 and _estimate_bytes(rest.slice(0, 1)) > remaining_bytes(state))
-        ):
+        fitting = count_fitting(done, remaining_bytes(state))
+        if fitting == 0 and state.active.size:
             roll_segment(state)
             continue
-        part = rest if take == len(rest.datas) else rest.slice(0, max(take, 1))
-        made = state.active.encode_append(
-            next_ts_us(state), part
-        )  # first: what the layout refuses must not reach the manifest
-        log_state.reserve_seqs(state, state.active.next_seq + len(part.datas))
-        state.active.write(made, durable=durable)
+        end = done + max(fitting, 1)
+        encoded = encode(done, end)  # first: records that the layout refuses must not reach the manifest
+        log_state.reserve_seqs(state, encoded.next_seq)
+        state.active.write(encoded, durable=durable)
         account_write(state, durable=durable)
-        done += len(part.datas)
+        done = end
+
+
+def _write_batch(state: LogState, batch: Batch) -> None:
+    count, one_by_one = len(batch.datas), state.config.sync == "each"
+
+    def part(lo: int, hi: int) -> Batch:
+        return batch if hi - lo == count else batch.slice(lo, hi)
+
+    def count_fitting(first: int, bytes_max: int) -> int:
+        return _count_fitting(part(first, first + 1 if one_by_one else count), bytes_max)
+
+    _write_parts(
+        state, count, count_fitting, lambda lo, hi: state.active.encode_append(next_ts_us(state), part(lo, hi))
+    )
 
 
 def _present_columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
@@ -190,7 +198,7 @@ def _present_columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
 
 
 def _estimate_bytes(batch: Batch) -> int:
-    """An upper bound on the bytes a batch takes in a segment."""
+    """Return an upper bound of the bytes of a batch in a segment."""
     count = len(batch.datas)
     total = int(batch.data_lengths.sum(dtype=np.int64)) + count * _RECORD_OVERHEAD_BYTES
     for column in _present_columns(batch):
@@ -199,7 +207,7 @@ def _estimate_bytes(batch: Batch) -> int:
 
 
 def _count_fitting(batch: Batch, bytes_max: int) -> int:
-    """How many of the first records fit into `room` bytes. Nearly always all: only then is nothing done per record."""
+    """Count the leading records that fit into `bytes_max`. Usually all fit, and no work per record is done."""
     if _estimate_bytes(batch) <= bytes_max:
         return len(batch.datas)
     weights = [size + _RECORD_OVERHEAD_BYTES for size in batch.data_lengths.tolist()]
@@ -210,7 +218,7 @@ def _count_fitting(batch: Batch, bytes_max: int) -> int:
 
 
 def append_rows(state: LogState, rows: Rows) -> None:
-    """Write rows seqs and times as they are, in parts that fit their segments."""
+    """Write rows with their own seqs and times."""
     if not len(rows):
         return
     with state.writer_lock, state.mutex:
@@ -232,35 +240,28 @@ def append_rows(state: LogState, rows: Rows) -> None:
                 f"{state.path}: the time of seq {back} is before that of a record before it; nothing of this batch was "
                 "written, a log's times never step back. convert can raise them (clamp_times)"
             )
-        durable = state.config.sync != "interval"
         spans = [span for span in (rows.data, rows.node, rows.tag, rows.meta) if span is not None]
         weights = np.sum([span.size for span in spans], axis=0) + _RECORD_OVERHEAD_BYTES
-        done = 0
-        while done < len(rows):
-            roll_if_needed(state)
-            take = int(np.searchsorted(np.cumsum(weights[done:]), remaining_bytes(state), "right"))
-            if take == 0 and state.active.size:
-                roll_segment(state)
-                continue
-            part = reencode(state.codec, rows.slice(done, done + max(take, 1)))
-            log_state.reserve_seqs(state, int(part.seq[-1]) + 1)
-            state.active.append_rows(part, durable=durable)
-            account_write(state, durable=durable)
-            done += max(take, 1)
+        _write_parts(
+            state,
+            len(rows),
+            lambda first, bytes_max: int(np.searchsorted(np.cumsum(weights[first:]), bytes_max, "right")),
+            lambda lo, hi: state.active.encode_rows(reencode(state.codec, rows.slice(lo, hi))),
+        )
 
 
 def run_due_tasks(state: LogState) -> None:
-    """Sync when the interval is over and seal when the segment is old. Appends go on while the disk syncs, and a stream
-    that takes long does not keep the records before it from the disk."""
+    """Sync when the interval is over and seal when the segment is old. Appends continue during the sync, and a slow
+    stream does not delay the sync of the records before it."""
     with state.mutex:
         if not state.can_sync():
             return
-        # The thread that keeps the interval begins at half of it, so that the sync is over before all of it is.
+        # The flusher thread begins at half of the interval, so that the sync ends within it.
         interval_ms = state.config.sync_interval_ms // (2 if state.has_flusher else 1)
         due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms and state.durable < state.highest
     if due:
         sync_concurrently(state)
-    if state.writer_lock.acquire(blocking=False):  # a writer at work seals by itself, or the next tick does
+    if state.writer_lock.acquire(blocking=False):  # otherwise the current writer seals, or the next tick
         try:
             with state.mutex:
                 if state.can_roll():
@@ -270,14 +271,13 @@ def run_due_tasks(state: LogState) -> None:
 
 
 def sync_concurrently(state: LogState) -> None:
-    """`sync` without the log's lock: whatever was written before is on disk when this returns, whatever comes meanwhile
-    may be."""
+    """Sync without the log's lock: every record written before the call is durable on return."""
     with state.mutex:
         active, upto = state.active, state.highest
         if state.durable >= upto:
             return
     if not active.sync_concurrently():
-        return  # sealed in the meantime, and synced by that
+        return  # sealed in the meantime, which synced it
     with state.mutex:
         if state.active is active:
             state.durable = max(state.durable, upto)
@@ -285,12 +285,12 @@ def sync_concurrently(state: LogState) -> None:
 
 
 _READ_BACK_CHUNK_BYTES = 1 << 20
-_FRAMING_BYTES_MAX = 1024  # more than any layout puts before and behind a record's data
+_FRAMING_BYTES_MAX = 1024  # more than any layout puts before and after a record's data
 
 
 @defer_signals_in("__init__", "write", "commit", "roll_back")
 class StreamAppend:
-    """One record in the making. `write` chunks, then `commit`; anything else ends in `roll_back`."""
+    """A record that is being streamed: `write` chunks, then `commit`, or `roll_back`."""
 
     def __init__(self, state: LogState, batch: Batch, expected: int | None) -> None:
         self._state, self._batch = state, batch
@@ -302,27 +302,27 @@ class StreamAppend:
             if remaining_bytes(state) <= _FRAMING_BYTES_MAX and state.active.size:
                 roll_segment(state)  # the overflow is used up: nothing would fit
             self._seq, self._ts_us = state.highest, next_ts_us(state)
-            head = state.codec.encode_stream_header(self._seq, self._ts_us, batch, -1)
-            self._header_bytes = len(head)
-            around = len(head) + len(state.codec.encode_stream_trailer(head, []))
-            self._bytes_max = min(max(remaining_bytes(state) - around, 0), state.codec.record_bytes_max)
+            header = state.codec.encode_stream_header(self._seq, self._ts_us, batch, -1)
+            self._header_bytes = len(header)
+            framing_bytes = len(header) + len(state.codec.encode_stream_trailer(header, []))
+            self._bytes_max = min(max(remaining_bytes(state) - framing_bytes, 0), state.codec.record_bytes_max)
             log_state.reserve_seqs(state, self._seq + 1)
             state.active.roll_back_interrupted()
             state.active_stream = self
-            self._stage(head, None)
+            self._stage(header, None)
 
     @property
     def bytes_max(self) -> int:
-        """The most bytes this record may have."""
+        """The largest size of this record."""
         return self._bytes_max
 
     @property
     def size(self) -> int:
-        """The bytes it has so far."""
+        """The bytes of data written so far."""
         return self._state.active.data.staged_bytes - self._header_bytes
 
     def write(self, chunk: Buffer) -> None:
-        """Add bytes to the record. On an error the record is rolled back and gone."""
+        """Add bytes to the record. On an error the record is rolled back."""
         with self._state.writer_lock, self._state.mutex:
             self._check_active()
             self._stage(chunk, self._bytes_max + self._header_bytes)
@@ -339,29 +339,30 @@ class StreamAppend:
             raise
 
     def commit(self) -> int:
-        """Make the record one; return its seq. What that promises is the sync policy's word."""
+        """Complete the record and return its seq. The sync policy says whether it is durable on return."""
         state, active = self._state, self._state.active
         codec, durable = state.codec, state.config.sync != "interval"
         with state.writer_lock, state.mutex:
             self._check_active()
             size = self.size
             try:
-                head = codec.encode_stream_header(self._seq, self._ts_us, self._batch, size)
-                tail = codec.encode_stream_trailer(head, self._read_back(size))
-                if tail:
-                    active.data.stage(tail)
+                header = codec.encode_stream_header(self._seq, self._ts_us, self._batch, size)
+                trailer = codec.encode_stream_trailer(header, self._read_back(size))
+                if trailer:
+                    active.data.stage(trailer)
                 elif durable:
-                    # No checksum travels with the data, so the head must not become durable before it.
+                    # Without a checksum in the data file, the header must not become durable before the data.
                     state.latch.sync_or_trip(active.data)
-                active.data.overwrite_staged(0, head)
-                checksum = self._checksum(head, size)
+                active.data.overwrite_staged(0, header)
+                # Read back piece by piece: the header comes first and is known last.
+                checksum = codec.checksum(chain((header,), self._read_back(size)))
             except OSError as error:
                 state.active_stream = None
                 raise active.roll_back_after(error) from error
             state.active_stream = None
             one = np.ones(1, np.int64)
-            data = Span(one * len(head), one * size)
-            rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
+            data = Span(one * len(header), one * size)
+            rows = Rows(header, one * self._seq, one * self._ts_us, one * 0, data)
             active.commit_stream(rows, np.array([checksum], np.uint64), durable=durable)
             account_write(state, durable=durable)
         return self._seq
@@ -371,16 +372,12 @@ class StreamAppend:
         if self._state.active_stream is not self:
             raise Closed("this streamed record was already finished or rolled back; start another")
 
-    def _checksum(self, head: bytes, size: int) -> int:
-        """Checksum of the whole record, read back piece by piece: the head is known last but comes first."""
-        return self._state.codec.checksum(chain((head,), self._read_back(size)))
-
     def _read_back(self, size: int) -> Iterator[bytes]:
         for pos in range(0, size, _READ_BACK_CHUNK_BYTES):
             yield self._state.active.data.read_staged(self._header_bytes + pos, min(_READ_BACK_CHUNK_BYTES, size - pos))
 
     def roll_back(self) -> None:
-        """Forget the record to the last byte. Harmless when it is finished already."""
+        """Remove every byte of the record. Does nothing when it is finished already."""
         state = self._state
         with state.writer_lock, state.mutex:
             if state.active_stream is self:
@@ -390,8 +387,8 @@ class StreamAppend:
 
 
 def append_stream(state: LogState, chunks: Iterable[Buffer], batch: Batch, expected: int | None) -> int:
-    """Write one record from an iterable of chunks; all of it or nothing."""
-    with state.writer_lock:  # other writers wait, as they would for any append; readers do not
+    """Write one record from an iterable of chunks, atomically."""
+    with state.writer_lock:  # other writers wait, as for any append; readers do not
         stream = StreamAppend(state, batch, expected)
         try:
             for chunk in guard_stream(state.path, chunks):
@@ -404,7 +401,7 @@ def append_stream(state: LogState, chunks: Iterable[Buffer], batch: Batch, expec
 async def append_stream_async(
     state: LogState, chunks: AsyncIterable[Buffer], batch: Batch, expected: int | None
 ) -> int:
-    """Write one record from an async iterable. Other appends to this log answer Busy until it ends."""
+    """Write one record from an async iterable. Other appends to this log raise Busy until it ends."""
     stream = StreamAppend(state, batch, expected)
     try:
         async for chunk in guard_stream_async(state.path, chunks):
@@ -451,7 +448,7 @@ class Flusher:
             self.run_once()
 
     def run_once(self) -> None:
-        """Sync and seal what is due. Raises nothing."""
+        """Sync and seal if due. Raises nothing."""
         if self._state.latch.is_tripped:
             return  # the run that latched it was counted, and the next append or sync raises
         self._runs += 1
@@ -464,17 +461,17 @@ class Flusher:
 
     def _on_error(self, error: Exception) -> None:
         self._failures, self._consecutive_failures = self._failures + 1, self._consecutive_failures + 1
-        said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         now_ms = self._state.clock.monotonic_ms()
         if (
             self._consecutive_failures == 1
-            or said != self._last_error
+            or text != self._last_error
             or now_ms - self._logged_ms >= _REPEAT_LOG_INTERVAL_MS
         ):
             self._logged_ms = now_ms
             trace = None if isinstance(error, Error) else error
-            _log.error("%s: a background sync failed: %s", self._state.path, said, exc_info=trace)
-        self._last_error = said
+            _log.error("%s: a background sync failed: %s", self._state.path, text, exc_info=trace)
+        self._last_error = text
 
     def stop(self) -> None:
         self._stopping.set()

@@ -1,23 +1,19 @@
-"""[shell] Dropping old segments, and the cleaner's checkpoint that says how far cleaning has come.
+"""The cleaner: retention, compaction, and the checkpoint that stores their progress.
 
-[policy] Retention: which sealed segments may go. Decides, never deletes.
+Rules of retention (`decide_retention` decides, `drop_segments` removes), in order of authority:
+  1. A segment that reaches past the high watermark or past a committed offset is kept, with every segment after it.
+  2. The active segment is never dropped.
+  3. Segments are dropped oldest first and without gaps, so the lowest seq only rises.
+  4. Age and size are independent; passing either limit is enough.
 
-Rules, in order of authority:
-  1. A segment that reaches past the high watermark, or past what a consumer has committed, is
-     kept, whatever the limits say; and so is every segment behind it.
-  2. The active segment is never dropped, so at least one segment remains.
-  3. Segments leave oldest first and without gaps, so the lowest seq only ever rises.
-  4. Age and size are independent; breaking either is enough.
-
-[shell] Compaction: keep the newest record of every key over the whole sealed run.
+Compaction keeps the newest record of every key in the sealed segments:
 
     pass 1   key → newest seq, over all sealed segments
-    pass 2   per segment that holds something superseded: copy the survivors with their seqs and
-             times into a new file, swap it in, rebuild its index
+    pass 2   for each segment with superseded records: copy the others with their seqs and times into a new file,
+             replace the old one, rebuild its index
 
-Records without a key survive. Seqs never change: what is gone is a hole. The checkpoint says
-which segment is being copied or swapped; an interrupted run is safe at every step and starts
-again from what it finds, so the segments already done have nothing left to drop.
+Records without a key stay. Seqs never change: a removed record leaves a hole. The checkpoint names the segment that is
+being copied or replaced; an interrupted run is safe at every step, and the next run starts again from the files.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ from tidelog.types import Ints, Record
 
 @dataclass(frozen=True, slots=True)
 class RetentionCandidate:
-    """What the policy needs to know of a sealed segment; it never sees the files."""
+    """The facts about a sealed segment that the retention decision needs."""
 
     base: int
     stop: int
@@ -80,7 +76,7 @@ def decide_retention(
     committed: int | None,
     active_bytes: int = 0,
 ) -> RetentionDecision:
-    """How many of the oldest segments break a limit and are protected by nothing."""
+    """Decide how many of the oldest segments are past a limit and unprotected. Removes nothing."""
     total = sum(candidate.size_bytes for candidate in candidates) + active_bytes
     horizon_us = None if keep_ms is None else now_us - keep_ms * 1000
     for count, candidate in enumerate(candidates):
@@ -105,17 +101,17 @@ CHECKPOINT_FILE = ".cleaner_checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class RetentionResult:
-    """What a retention pass did."""
+    """The result of a retention pass."""
 
     segments: int
-    records: int  # seqs that left; compaction may have emptied some of them before
+    records: int  # dropped seqs, including holes of an earlier compaction
     bytes: int
     lowest: int
     reason: str  # why it stopped where it did
 
 
 def load_checkpoint(state: LogState) -> CleanerCheckpoint | None:
-    """The cleaner's state; None where there is none or it cannot be read (cleaning then starts anew, safely)."""
+    """Load the cleaner's progress; None where it is missing or unreadable (cleaning then starts again, safely)."""
     text = read_file(state.disk, join(state.path, CHECKPOINT_FILE))
     if text is None:
         return None
@@ -127,8 +123,8 @@ def load_checkpoint(state: LogState) -> CleanerCheckpoint | None:
 
 def save_checkpoint(
     state: LogState, *, cleaned: int | None = None, horizon_ms: int | None = None, running: CleanerStep | None = None
-) -> CleanerCheckpoint:
-    """Write the cleaner's state atomically. Progress never goes back."""
+) -> None:
+    """Save the cleaner's progress atomically. It never goes back."""
     old = load_checkpoint(state) or CleanerCheckpoint(0, 0, None, 0)
     new = CleanerCheckpoint(
         max(old.last_cleaned_seq, cleaned or 0),
@@ -136,32 +132,31 @@ def save_checkpoint(
         running,
         state.clock.now_us(),
     )
-    replace_file(state.disk, join(state.path, CHECKPOINT_FILE), rustlog_layout.encode_cleaner_checkpoint(new))
-    return new
+    with state.step("writing the cleaner's checkpoint"):
+        replace_file(state.disk, join(state.path, CHECKPOINT_FILE), rustlog_layout.encode_cleaner_checkpoint(new))
 
 
 def retention_candidates(state: LogState) -> list[RetentionCandidate]:
-    """The sealed segments as the policy sees them. Where records carry no time, a segment is as young as the
-    birth of the one behind it: nothing in it is younger."""
-    found = []
+    """Describe the sealed segments for the decision. Where records have no time, the creation of the next segment is
+    the newest time that a record can have."""
+    candidates = []
     bases = [*(segment.base for segment in state.sealed), state.active.base]
-    for segment, behind in zip(state.sealed, bases[1:], strict=True):
+    for segment, next_base in zip(state.sealed, bases[1:], strict=True):
         times = segment.time_range()
         if times is not None:
             newest = times[1]
         elif state.codec.created_suffix is not None:
-            newest = created_us(state.files, behind) or 0
+            newest = created_us(state.files, next_base) or 0
         elif segment.lost_reason:
-            # Its records do not tell: as young as the next segment that has any, so that the loss stays visible.
-            newest = state.clock.now_us()
+            newest = state.clock.now_us()  # unknown: never too old by itself, so that the loss stays visible
         elif segment.size == 0:
             newest = 0  # compaction left no record in it
         else:
-            # Damaged, so its records do not tell: as young as its file, which is never too old.
+            # Damaged, so its record times are unknown: the time of its file is never too old.
             stat = state.disk.stat(state.files.data_path(segment.base))
             newest = stat.modified_ms * 1000 if stat else 0
-        found.append(RetentionCandidate(segment.base, segment.stop, segment.size + segment.side_bytes, newest))
-    return found
+        candidates.append(RetentionCandidate(segment.base, segment.stop, segment.size + segment.side_bytes, newest))
+    return candidates
 
 
 def apply_retention(
@@ -172,33 +167,33 @@ def apply_retention(
     high_watermark: int | None,
     committed: Iterable[int],
 ) -> RetentionResult:
-    """Drop what the policy says, oldest first, each durably before the next; then write the checkpoint."""
+    """Drop the segments that the decision names, oldest first, each durably before the next; save the checkpoint."""
     for name, value in (("keep_ms", keep_ms), ("keep_bytes", keep_bytes)):
         if value is not None and value < 0:
             raise BadInput(f"{name} is {value}, it must not be negative; nothing was dropped")
     with state.writer_lock, state.mutex:
         state.check_writable()
         now_us = state.clock.now_us()
-        mark = state.durable if high_watermark is None else min(high_watermark, state.durable)
+        watermark = state.durable if high_watermark is None else min(high_watermark, state.durable)
         decision = decide_retention(
             retention_candidates(state),
             now_us=now_us,
             keep_ms=keep_ms,
             keep_bytes=keep_bytes,
-            high_watermark=mark,
+            high_watermark=watermark,
             committed=min(committed, default=None),
             active_bytes=state.active.size + state.active.side_bytes,
         )
-        done = drop_segments(state, decision.drop_count, decision.reason)
-        if done.segments:
+        result = drop_segments(state, decision.drop_count, decision.reason)
+        if result.segments:
             horizon_ms = max(now_us // 1000 - keep_ms, 0) if keep_ms is not None else None
-            _save_progress(state, cleaned=mark, horizon_ms=horizon_ms)
-        return done
+            save_checkpoint(state, cleaned=watermark, horizon_ms=horizon_ms)
+        return result
 
 
 def remove_expired(state: LogState, age_ms: int) -> RetentionResult:
-    """Drop every leading segment whose records are all older than this, the active one too: numbering goes on. By age
-    alone, as the laminar design has it: what consumers have committed does not hold it back, `retain` does that."""
+    """Drop every leading segment whose records are all older than `age_ms`, the active one too; numbering continues.
+    As in laminarmq only age counts: committed offsets protect a segment from `apply_retention`, not from this."""
     if age_ms < 0:
         raise BadInput(f"the age is {age_ms} ms, it must not be negative; nothing was dropped")
     with state.writer_lock, state.mutex:
@@ -211,58 +206,49 @@ def remove_expired(state: LogState, age_ms: int) -> RetentionResult:
             expired += 1
         active = state.active
         if expired == len(state.sealed) and active.size and active.last_write_us < horizon_us:
-            roll_segment(state, lenient=True)  # the next seq lives on in the name of the new, empty segment
+            roll_segment(state, lenient=True)  # the name of the new, empty segment stores the next seq
             expired += 1
-        done = drop_segments(state, expired, "segments past the given age were dropped")
-        if done.segments:
-            _save_progress(state, cleaned=state.lowest, horizon_ms=max(horizon_us // 1000, 0))
-        return done
+        result = drop_segments(state, expired, "segments past the given age were dropped")
+        if result.segments:
+            save_checkpoint(state, cleaned=state.lowest, horizon_ms=max(horizon_us // 1000, 0))
+        return result
 
 
 def drop_below(state: LogState, seq: int) -> RetentionResult:
     """Drop every leading sealed segment that ends at or before `seq`."""
     with state.writer_lock, state.mutex:
         state.check_writable()
-        mark = min(seq, state.durable)
-        over = next((number for number, segment in enumerate(state.sealed) if segment.stop > mark), len(state.sealed))
-        return drop_segments(state, over, f"what lies below seq {mark} was dropped")
+        seq = min(seq, state.durable)
+        count = next((number for number, segment in enumerate(state.sealed) if segment.stop > seq), len(state.sealed))
+        return drop_segments(state, count, f"segments below seq {seq} were dropped")
 
 
 def drop_segments(state: LogState, count: int, reason: str) -> RetentionResult:
+    """Drop the `count` oldest sealed segments, each durably before the next."""
     records = size = 0
     if state.directory_unsynced:
-        try:
+        with state.step("syncing an earlier removal"):
             sync_directory(state.disk, state.path)
-        except OSError as error:
-            raise state.latch.retryable_error(error, "syncing an earlier removal") from error
         state.directory_unsynced = False
     if count:
-        going = [segment.base for segment in state.sealed[:count]]
-        try:
-            log_state.save_manifest(state, sealed=state.sealed[count:], removing=going)
-        except OSError as error:
-            raise state.latch.retryable_error(error, f"dropping segment {going[0]}") from error
+        bases = [segment.base for segment in state.sealed[:count]]
+        with state.step(f"dropping segment {bases[0]}"):
+            log_state.save_manifest(state, sealed=state.sealed[count:], removing=bases)
     for _ in range(count):
         segment = state.sealed[0]
-        try:
-            state.files.remove_segment(segment.base)
-        except OSError as error:
-            if state.disk.stat(state.files.segment_paths(segment.base)[0]) is None:
-                del state.sealed[0]  # it does not count as a segment any more
-                state.directory_unsynced = True  # but a power cut could bring it back
-            raise state.latch.retryable_error(error, f"dropping segment {segment.base}") from error
-        # After the files: a reader that still sees the segment finds it, one that does not is told the new range.
+        with state.step(f"dropping segment {segment.base}"):
+            try:
+                state.files.remove_segment(segment.base)
+            except OSError:
+                if state.disk.stat(state.files.segment_paths(segment.base)[0]) is None:
+                    del state.sealed[0]  # it does not count as a segment any more
+                    state.directory_unsynced = True  # but a power cut could restore it
+                raise
+        # After the files: a reader that finds no segment gets OutOfRange with the new range.
         del state.sealed[0]
         records += segment.stop - segment.base
         size += segment.size + segment.side_bytes
     return RetentionResult(count, records, size, state.lowest, reason)
-
-
-def _save_progress(state: LogState, *, cleaned: int, horizon_ms: int | None) -> None:
-    try:
-        save_checkpoint(state, cleaned=cleaned, horizon_ms=horizon_ms)
-    except OSError as error:
-        raise state.latch.retryable_error(error, "writing the cleaner's checkpoint") from error
 
 
 KeyFunction = Callable[[Record], bytes | None]
@@ -271,14 +257,14 @@ _COMPACTION_CHUNK_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class CompactionResult:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     segments: int = 0  # rewritten
     dropped: int = 0  # records superseded, or tombstones past their time
     kept: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    resumed_at: int | None = None  # the segment that an interrupted run was working on
+    resumed_at: int | None = None  # the segment that an interrupted run was rewriting
 
 
 def compact_segments(
@@ -293,37 +279,35 @@ def compact_segments(
     with state.writer_lock:
         with state.mutex:
             state.check_writable()
-        done = CompactionResult()
+        result = CompactionResult()
         before = load_checkpoint(state)
         if before is not None and before.running is not None:
-            done.resumed_at = before.running[0]
+            result.resumed_at = before.running[0]
         horizon_us = state.clock.now_us() - keep_tombstones_ms * 1000
-        newest, dead = _newest_by_key(state, key, is_tombstone, horizon_us)
+        newest, expired_tombstones = _newest_by_key(state, key, is_tombstone, horizon_us)
         segments = list(state.sealed)
         for number, segment in enumerate(segments):
             if progress is not None:
                 progress(number, len(segments))
-            _compact_segment(state, segment, key, newest, dead, done)
+            _compact_segment(state, segment, key, newest, expired_tombstones, result)
         with state.mutex:
             _drop_empty_segments(state)
         if segments:
-            _save_step(state, cleaned=segments[-1].stop, running=None)
+            save_checkpoint(state, cleaned=segments[-1].stop)
         if progress is not None:
             progress(len(segments), len(segments))
-        return done
+        return result
 
 
 def _read_rows(state: LogState, segment: SealedSegment) -> list[Rows]:
-    found, seq = [], segment.base
     with state.mutex:
-        shape = segment.content()
-    while seq < segment.stop:
-        chunk = segment.read(shape, seq, segment.stop, _COMPACTION_CHUNK_BYTES)
+        content = segment.content()
+    parts: list[Rows] = []
+    for chunk in segment.chunks(content, _COMPACTION_CHUNK_BYTES):
         if chunk.fault is not None:
             raise corrupt_error(state, segment, chunk.fault)
-        found.append(chunk.rows)
-        seq = chunk.next_seq
-    return found
+        parts.append(chunk.rows)
+    return parts
 
 
 def _newest_by_key(
@@ -340,7 +324,7 @@ def _newest_by_key(
                 if name is None:
                     continue
                 newest[name] = record.seq
-                # Only the newest word on a key counts: a tombstone that was written over is an ordinary old record.
+                # Only the newest record of a key counts: a tombstone before it is an ordinary superseded record.
                 written_us = record.ts_us or youngest[segment.base]
                 if is_tombstone is not None and written_us < horizon_us and is_tombstone(record):
                     tombstones[name] = record.seq
@@ -358,78 +342,70 @@ def _compact_segment(
     expired_tombstones: set[int],
     result: CompactionResult,
 ) -> None:
-    survivors: list[Rows] = []
+    kept_rows: list[Rows] = []
     total = kept = 0
     for rows in _read_rows(state, segment):
-        which = [
+        numbers = [
             number
             for number, record in enumerate(columns.iter_records(rows))
             if (name := key(record)) is None or (newest[name] == record.seq and record.seq not in expired_tombstones)
         ]
         total += len(rows)
-        kept += len(which)
-        picked: Ints = np.array(which, np.int64)
-        survivors.append(rows.take(picked))
+        kept += len(numbers)
+        picked: Ints = np.array(numbers, np.int64)
+        kept_rows.append(rows.take(picked))
     result.bytes_before += segment.size
     result.kept += kept
     if kept == total:
         result.bytes_after += segment.size
         return
     codec, base = state.codec, segment.base
-    _save_step(state, running=(base, "copy"))
-    fresh = concat_buffers([reencode(codec, rows) for rows in survivors])
-    sides, _ = codec.encode_sides(fresh, 0, base, codec.initial_side_state(base))
-    sides = codec.fill_holes(sides, base, segment.stop, len(fresh.buf))
-    whole = MmapReader(memoryview(fresh.buf))
-    extra = codec.build_footer(SegmentContent(base, segment.stop, whole, sides[0], sides))
-    try:
-        prepare_replacement(state.files, base, fresh.buf, sides, extra)
-    except OSError as error:
-        raise state.latch.retryable_error(error, f"copying what stays of segment {base}") from error
-    _save_step(state, running=(base, "swap"))
+    save_checkpoint(state, running=(base, "copy"))
+    new = concat_buffers([reencode(codec, rows) for rows in kept_rows])
+    sides, _ = codec.encode_sides(new, 0, base, codec.initial_side_state(base))
+    sides = codec.fill_holes(sides, base, segment.stop, len(new.buf))
+    data = MmapReader(memoryview(new.buf))
+    footer = codec.build_footer(SegmentContent(base, segment.stop, data, sides[0], sides))
+    with state.step(f"copying the kept records of segment {base}"):
+        prepare_replacement(state.files, base, new.buf, sides, footer)
+    save_checkpoint(state, running=(base, "swap"))
+    is_index_authoritative = 0 in codec.authoritative_sides
+    action = f"replacing the compacted segment {base}"
     with state.mutex:  # a reader sees the old files or the new ones
-        segment.complete_bytes = min(segment.complete_bytes, len(fresh.buf))
-        try:
-            log_state.save_manifest(state)
-        except OSError as error:
-            abandon_replacement(state.files, base)
-            raise state.latch.retryable_error(error, f"swapping in the compacted segment {base}") from error
-        try:
-            commit_replacement(state.files, base)
-        except OSError as error:
-            what = f"swapping in the compacted segment {base}"
-            if codec.authoritative_sides and state.disk.stat(state.files.data_path(base) + REPLACEMENT_SUFFIX) is None:
-                # The new data is in place and a side that cannot be derived may not be: the next open finishes it, and
-                # until then the sides that belong to the data are the ones in memory.
-                segment.reset()
-                segment.rebuilt_sides, segment.size = sides, len(fresh.buf)
-                step = state.latch.trip if 0 in codec.authoritative_sides else state.latch.retryable_error
-                raise step(error, what) from error
-            if 0 in codec.authoritative_sides:
-                raise state.latch.trip(error, what) from error
-            reload_segment(segment)
-            abandon_replacement(state.files, base)
-            raise state.latch.retryable_error(error, what) from error
-        segment.size, segment.side_bytes, segment.footer = len(fresh.buf), sum(map(len, sides)), extra
+        segment.complete_bytes = min(segment.complete_bytes, len(new.buf))
+        with state.step(action):
+            try:
+                log_state.save_manifest(state)
+            except OSError:
+                abandon_replacement(state.files, base)
+                raise
+        with state.step(action, latch_on=OSError if is_index_authoritative else None):
+            try:
+                commit_replacement(state.files, base)
+            except OSError:
+                data_path = state.files.data_path(base)
+                if codec.authoritative_sides and state.disk.stat(data_path + REPLACEMENT_SUFFIX) is None:
+                    # The new data is in place and an authoritative side may not be. The next open finishes it; until
+                    # then the sides in memory are the ones that belong to the data.
+                    segment.reset()
+                    segment.rebuilt_sides, segment.size = sides, len(new.buf)
+                elif not is_index_authoritative:
+                    reload_segment(segment)
+                    abandon_replacement(state.files, base)
+                raise
+        segment.size, segment.side_bytes, segment.footer = len(new.buf), sum(map(len, sides)), footer
         segment.rebuilt_sides = None
-        segment.reset()  # a reader that still holds the old bytes must not say that these were checked
+        segment.reset()  # a reader with the old bytes must not mark chunks of the new ones as verified
     result.segments += 1
     result.dropped += total - kept
     result.bytes_after += segment.size
 
 
 def _drop_empty_segments(state: LogState) -> None:
-    """Segments at the front that hold nothing any more go whole; the ones behind keep their names and holes."""
+    """Drop empty segments at the front; empty ones after a segment with records stay as holes."""
     count = 0
     for segment in state.sealed:
         if segment.size or segment.lost_reason:
             break
         count += 1
-    drop_segments(state, count, "compaction left nothing in them")
-
-
-def _save_step(state: LogState, *, cleaned: int | None = None, running: CleanerStep | None) -> None:
-    try:
-        save_checkpoint(state, cleaned=cleaned, running=running)
-    except OSError as error:
-        raise state.latch.retryable_error(error, "writing the cleaner's checkpoint") from error
+    drop_segments(state, count, "compaction left no record in them")

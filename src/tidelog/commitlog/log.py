@@ -1,13 +1,11 @@
 """The segmented log: one directory of segments, one of which grows.
 
-This class is the door; what happens behind it is one verb a module (append, stream, read,
-truncate, clean, compaction, restore). Every method may be called from any thread: writes take
-turns, reads do not wait for each other's disk, nor for a stream, a compaction or a restore at work.
+`SegmentedLog` is the public API; the work is done by functions over `LogState` (append, read, truncate, cleaner,
+log_copy). Every method may be called from any thread: writes are serialised, reads wait neither for each other nor for
+a stream, a compaction or a restore.
 
-[shell] Opening a log: settings, the directory, its lock, recovery, and whoever keeps the interval.
-
-The lock comes before anything is looked at and is let go when opening fails, so that a second
-writer is refused before it could change a byte.
+Opening locks the directory before it reads anything, and unlocks it when opening fails: a second writer is refused
+before it could change a byte.
 """
 
 from __future__ import annotations
@@ -25,15 +23,18 @@ from tidelog import native
 from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import append, cleaner, log_state, read, segment
-from tidelog.commitlog import append as stream
-from tidelog.commitlog import truncate as truncating
 from tidelog.commitlog.append import Flusher, FlusherState, roll_segment
 from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult
 from tidelog.commitlog.codec import Batch, Codec
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log_state import LogState
-from tidelog.commitlog.offsets import OFFSETS_FILE as OFFSETS_FILE
-from tidelog.commitlog.offsets import ConsumerOffsets, OpenRootOffsets, ParentRootOffsets, PartitionOffsets
+from tidelog.commitlog.offsets import (
+    OFFSETS_FILE,
+    ConsumerOffsets,
+    OpenRootOffsets,
+    ParentRootOffsets,
+    PartitionOffsets,
+)
 from tidelog.commitlog.read import READ_CHUNK_BYTES, Page
 from tidelog.commitlog.recovery import (
     DirectorySnapshot,
@@ -44,6 +45,7 @@ from tidelog.commitlog.recovery import (
     recover_log,
 )
 from tidelog.commitlog.segment import LogFiles, LruCache
+from tidelog.commitlog.truncate import truncate_log
 from tidelog.config import LogConfig
 from tidelog.disk import fork
 from tidelog.disk.durability import WriteLatch, remove_if_exists
@@ -64,7 +66,7 @@ class OpenedLog(NamedTuple):
     lock: Lock | None
     offsets: ConsumerOffsets
     flusher: Flusher | None
-    partition_offsets: PartitionOffsets  # what the root above has committed, where this log is a partition
+    partition_offsets: PartitionOffsets  # offsets committed in the parent root, where this log is a partition
 
 
 def open_log(
@@ -77,7 +79,7 @@ def open_log(
     config: LogConfig | None,
     settings: dict[str, Any],
 ) -> OpenedLog:
-    """Everything a log needs to be used; on an error the directory is unlocked and nothing acked was dropped."""
+    """Open a log. On an error the directory is unlocked and no acked record was dropped."""
     config = make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     check_path(path)
@@ -98,30 +100,30 @@ def open_log(
             lock.release()
         if isinstance(error, OSError):
             raise Damaged(
-                f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
+                f"{path} cannot be opened: {error}; no acked record was dropped, repair the disk and retry"
             ) from error
         raise
-    # With an injected clock nobody can say when an interval is over but its owner, who calls `tick`.
-    timed = not read_only and config.sync == "interval" and isinstance(clock, SystemClock)
+    # With an injected clock only its owner knows when an interval is over; the owner calls `tick`.
+    needs_flusher = not read_only and config.sync == "interval" and isinstance(clock, SystemClock)
     root = ParentRootOffsets(disk, path, lock=partial(take_lock, disk))
-    return OpenedLog(state, lock, offsets, Flusher(state) if timed else None, root)
+    return OpenedLog(state, lock, offsets, Flusher(state) if needs_flusher else None, root)
 
 
 def _open_state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig, *, writable: bool) -> LogState:
     latch = WriteLatch(path)
     files = LogFiles(disk, path, codec, LruCache(config.maps_max), LruCache(config.index_cache))
     verify = codec.verifies_on_open if config.verify_on_open is None else config.verify_on_open
-    seen: DirectorySnapshot | None = None
+    snapshot: DirectorySnapshot | None = None
     if writable:
-        found = recover_log(files, latch, writable=True, verify=verify, repair=config.repair)
+        recovered = recover_log(files, latch, writable=True, verify=verify, repair=config.repair)
     else:
-        found, seen = recover_for_reading(files, latch, verify=verify)
-    active = found.active
-    fresh = active is None and found.next_base is None
+        recovered, snapshot = recover_for_reading(files, latch, verify=verify)
+    active = recovered.active
+    is_new = active is None and recovered.next_base is None
     if active is None:
         first = codec.first_seq if config.first_seq is None else config.first_seq
-        if found.next_base is not None:
-            first = found.next_base
+        if recovered.next_base is not None:
+            first = recovered.next_base
         elif not writable:
             raise NotFound(f"{path} holds no {codec.name} log; nothing was changed, check the path and the codec")
         active = (
@@ -129,8 +131,8 @@ def _open_state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogCo
             if writable
             else segment.missing_active_segment(files, latch, first)
         )
-    if found.sealed and not active.last_ts_us:
-        times = found.sealed[-1].time_range()
+    if recovered.sealed and not active.last_ts_us:
+        times = recovered.sealed[-1].time_range()
         active.last_ts_us = times[1] if times else 0
     state = LogState(
         path,
@@ -138,38 +140,38 @@ def _open_state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogCo
         config,
         clock,
         latch,
-        found.sealed,
+        recovered.sealed,
         active,
-        found.report,
+        recovered.report,
         writable,
         durable=active.next_seq,
         synced_ms=clock.monotonic_ms(),
-        manifest=found.manifest,
+        manifest=recovered.manifest,
         has_offsets=disk.stat(join(path, OFFSETS_FILE)) is not None,
-        directory_snapshot=seen,
+        directory_snapshot=snapshot,
     )
-    if found.manifest is not None:
-        state.reserved_seq = active.next_seq if found.manifest.clean else found.manifest.reserved
-        state.has_offsets |= found.manifest.offsets
+    if recovered.manifest is not None:
+        state.reserved_seq = active.next_seq if recovered.manifest.clean else recovered.manifest.reserved
+        state.has_offsets |= recovered.manifest.offsets
     if writable:
-        _advance_numbering(state, found)
-        log_state.save_if_changed(state, is_new=fresh)
+        _advance_numbering(state, recovered)
+        log_state.save_if_changed(state, is_new=is_new)
     return state
 
 
 def _advance_numbering(state: LogState, recovered: RecoveredLog) -> None:
-    """Start another segment where seqs were given that the last one does not know of."""
-    held = log_state.load_seq_floor(state.disk, state.path)
+    """Start another segment where seqs above the last record may have been assigned."""
+    stored = log_state.load_seq_floor(state.disk, state.path)
     promised = recovered.manifest.next_seq if recovered.manifest is not None else 0
-    floor = max(held, promised, recovered.next_base or 0)
+    floor = max(stored, promised, recovered.next_base or 0)
     if state.active.next_seq < floor:
         roll_segment(state, next_base=floor)
-    if held:
+    if stored:
         log_state.remove_seq_floor(state.disk, state.path)
 
 
 def record_offsets_exist(state: LogState) -> None:
-    """Let the manifest know that consumers have committed offsets: a lost file is then seen."""
+    """Record in the manifest that consumers have committed offsets, so that a lost file is noticed."""
     with state.mutex:
         state.has_offsets = True
         if state.manifest is None or not state.manifest.offsets:
@@ -177,16 +179,20 @@ def record_offsets_exist(state: LogState) -> None:
 
 
 def _choose_codec(disk: Disk, path: str, names: list[str], requested: str | None) -> str:
-    """The codec to open with. Another one than wrote the directory would take its files for torn ones of its own."""
+    """Choose the codec to open with. A codec that did not write the directory would take its files for torn ones."""
     try:
-        there = detect_codec(disk, path, names)
+        detected = detect_codec(disk, path, names)
     except OSError as error:
         raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, repair the disk and retry") from error
-    if there is not None and requested is not None and requested != there:
-        raise BadInput(f"{path} holds a {there} log, not a {requested} one; nothing was changed, leave the codec out")
-    if requested is None and there is None and has_segment_files(names):
-        raise BadInput(f"{path} holds a log whose codec its files do not tell; nothing was changed, name the codec")
-    return requested or there or "tide"
+    if detected is not None and requested is not None and requested != detected:
+        raise BadInput(
+            f"{path} holds a {detected} log, not a {requested} one; nothing was changed, leave the codec out"
+        )
+    if requested is None and detected is None and has_segment_files(names):
+        raise BadInput(
+            f"{path} holds a log, and its files do not show which codec; nothing was changed, name the codec"
+        )
+    return requested or detected or "tide"
 
 
 def make_config(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
@@ -197,20 +203,20 @@ def make_config(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig
 
 
 def _list_or_create(disk: Disk, path: str, *, read_only: bool) -> list[str]:
-    found = disk.stat(path)
-    if found is not None and not found.is_dir:
+    stat = disk.stat(path)
+    if stat is not None and not stat.is_dir:
         raise BadInput(f"{path} is a file; a log is a directory, nothing was changed")
     if read_only:
-        if found is None:
+        if stat is None:
             raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
         return disk.list_dir(path)
     try:
-        disk.make_dir(path)  # also where it is there: its own name may not be durable yet
+        disk.make_dir(path)  # also where it exists: its own name may not be durable yet
         return disk.list_dir(path)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise BadInput(f"{path} cannot be a log: {error}; nothing was changed, choose another place") from error
+        raise BadInput(f"{path} cannot be a log: {error}; nothing was changed, choose another directory") from error
     except OSError as error:
-        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, mend the disk and retry") from error
+        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, repair the disk and retry") from error
 
 
 def take_lock(disk: Disk, path: str) -> Lock:
@@ -221,7 +227,7 @@ def take_lock(disk: Disk, path: str) -> Lock:
             f"{path} is being written by another process; nothing was changed, close it there or open read_only"
         ) from None
     except OSError as error:
-        raise Damaged(f"{path} cannot be locked: {error}; nothing was changed, mend the disk and retry") from error
+        raise Damaged(f"{path} cannot be locked: {error}; nothing was changed, repair the disk and retry") from error
 
 
 @defer_signals_in(
@@ -258,10 +264,10 @@ class SegmentedLog:
         config: LogConfig | None = None,
         **settings: Any,
     ) -> Self:
-        """Open the log in `path`, making it where there is none, and recover what a crash left behind.
+        """Open the log in `path`, or create it, and recover from a crash.
 
         `codec` is tide, rustlog, laminar or narwhal; None takes the one the directory was written with, or tide.
-        Settings are those of `LogConfig`. One writer per directory: a second one is refused (Locked). Any number
+        Settings are those of `LogConfig`. A directory has one writer: a second one is refused (Locked). Any number
         of readers may open it with `read_only`, which changes nothing on disk.
         """
         return cls(
@@ -269,11 +275,11 @@ class SegmentedLog:
         )
 
     def close(self) -> None:
-        """Make everything acked durable and let go of the directory. Closing twice is harmless. Raises Latched where a
-        sync of the background thread failed and records that were acked before it still wait for one."""
+        """Make every acked record durable and unlock the directory. Closing twice is harmless. Raises Latched where a
+        background sync failed and records acked before it are not durable."""
         state = self._state
         if state.opener_pid is not None:
-            return  # a forked child: the log is its parent's
+            return  # a forked child: the log belongs to its parent
         if self._flusher is not None:
             self._flusher.stop()
         with state.writer_lock, state.mutex:
@@ -282,10 +288,10 @@ class SegmentedLog:
             try:
                 if state.writable and not state.latch.is_tripped:
                     state.active.roll_back_interrupted()
-                    with suppress(OSError):  # the next one to open it makes what is missing
+                    with suppress(OSError):  # the next open rebuilds missing entries
                         state.active.write_index()
                     append.sync_active(state)
-                    with suppress(OSError):  # nothing is lost: the next open finds the end by reading
+                    with suppress(OSError):  # the next open finds the end by scanning
                         log_state.save_clean(state)
                 elif self.background.consecutive_failures and state.durable < state.highest:
                     raise state.latch.unsynced_error()
@@ -298,7 +304,7 @@ class SegmentedLog:
                     self._lock.release()
 
     def remove(self) -> None:
-        """Close the log and erase it: its segments, its checkpoint, its offsets. Foreign files stay."""
+        """Close the log and erase its segments, checkpoint and offsets. Files of other programs stay."""
         state = self._state
         state.check_writable()
         if self._flusher is not None:
@@ -306,26 +312,20 @@ class SegmentedLog:
         with state.writer_lock, state.mutex:
             state.check_writable()
             bases = [*(segment.base for segment in state.sealed), state.active.base]
-            try:
-                log_state.announce_removal(state, bases)
-            except OSError as error:
-                step = (
-                    state.latch.trip if isinstance(error, log_state.ManifestReplaced) else state.latch.retryable_error
-                )
-                raise step(error, "erasing the log") from error
+            with state.step("erasing the log", latch_on=log_state.ManifestReplaced):
+                log_state.write_manifest(state, removing=bases)
             state.active.close()
             state.closed = True
             try:
-                for base in reversed(bases):
-                    state.files.remove_segment(base)
-                for name in (cleaner.CHECKPOINT_FILE, OFFSETS_FILE, log_state.SEQ_FLOOR_FILE, MANIFEST_FILE):
-                    remove_if_exists(state.disk, join(state.path, name))
-            except OSError as error:
-                raise state.latch.retryable_error(error, "erasing the log") from error
+                with state.step("erasing the log"):
+                    for base in reversed(bases):
+                        state.files.remove_segment(base)
+                    for name in (cleaner.CHECKPOINT_FILE, OFFSETS_FILE, log_state.SEQ_FLOOR_FILE, MANIFEST_FILE):
+                        remove_if_exists(state.disk, join(state.path, name))
             finally:
                 if self._lock is not None:
                     self._lock.release()
-            with suppress(OSError):  # the directory stays when something else lies in it
+            with suppress(OSError):  # a directory with other files in it stays
                 remove_if_exists(state.disk, join(state.path, LOCK_FILE))
                 state.disk.remove_dir(state.path)
 
@@ -348,9 +348,9 @@ class SegmentedLog:
         meta: bytes = b"",
         expected: int | None = None,
     ) -> int:
-        """Write one record; return its seq. What the return promises is the sync policy's word.
+        """Write one record and return its seq. The sync policy says whether it is durable on return.
 
-        With `expected`, write only if that is the seq it will get (UnexpectedSeq otherwise).
+        With `expected`, write only if the record gets that seq (UnexpectedSeq otherwise).
         """
         _check_bytes((data,))
         return append.append_batch(self._state, Batch((data,), node, tag, meta), expected)[0]
@@ -364,10 +364,10 @@ class SegmentedLog:
         meta: bytes | Sequence[bytes] = b"",
         expected: int | None = None,
     ) -> range:
-        """Write many records; return their seqs. `node`, `tag`, `meta`: one value for all, or one each.
+        """Write many records and return their seqs. `node`, `tag`, `meta`: one value for all, or one each.
 
-        A batch that fits one segment is written with one write. With the tide codec it is then atomic: after a
-        crash all of it is there or nothing. The others keep a prefix.
+        A batch that fits one segment is one write. With the tide codec it is then atomic: after a crash all of its
+        records exist or none. The other codecs keep a prefix.
         """
         _check_bytes(datas)
         return append.append_batch(self._state, Batch(datas, node, tag, meta), expected)
@@ -380,12 +380,12 @@ class SegmentedLog:
         tag: bytes = b"",
         expected: int | None = None,
     ) -> int:
-        """Write one record from chunks of bytes, without holding it in memory; return its seq.
+        """Write one record from chunks of bytes, without keeping it in memory, and return its seq.
 
-        The ceiling is what is left of the active segment plus the overflow. Over-long, broken off, or refused
-        by the disk: it is rolled back to the byte and nothing is visible (StreamBroken).
+        Its largest size is the rest of the active segment plus the overflow. A stream that is longer, breaks off or
+        meets a disk error is rolled back and nothing is visible (StreamBroken).
         """
-        return stream.append_stream(self._state, chunks, Batch((b"",), node, tag), expected)
+        return append.append_stream(self._state, chunks, Batch((b"",), node, tag), expected)
 
     async def append_stream_async(
         self,
@@ -396,31 +396,31 @@ class SegmentedLog:
         expected: int | None = None,
     ) -> int:
         """`append_stream` from an async iterable. While it runs, other appends to this log are refused as Busy."""
-        return await stream.append_stream_async(self._state, chunks, Batch((b"",), node, tag), expected)
+        return await append.append_stream_async(self._state, chunks, Batch((b"",), node, tag), expected)
 
     def append_rows(self, rows: Rows) -> None:
-        """Write records that already have seqs and times, as they are: for import and conversion. Seqs must
-        rise above what the log holds; what they leave out is a hole."""
+        """Write records with their own seqs and times, for import and conversion. Seqs must rise above `highest`;
+        seqs left out become holes."""
         append.append_rows(self._state, rows)
 
     def sync(self) -> None:
-        """Make everything acked so far survive a power cut."""
+        """Make every acked record durable."""
         with self._state.writer_lock, self._state.mutex:
             self._state.check_writable()
             append.sync_active(self._state)
 
     def sync_concurrently(self) -> None:
-        """`sync` while others go on appending: what was acked before the call survives a power cut on return."""
+        """`sync` beside appends: every record acked before the call is durable on return."""
         self._state.check_writable()
         append.sync_concurrently(self._state)
 
     def tick(self) -> None:
-        """Do what is due by time: sync when the interval is over, seal when the segment is old. The background
-        thread of the `interval` policy calls this; with an injected clock, the owner of the clock does."""
+        """Run the timed tasks: sync when the interval is over, seal when the segment is old. The background thread of
+        the `interval` policy calls this; with an injected clock, the owner of the clock does."""
         append.run_due_tasks(self._state)
 
     def seal(self) -> bool:
-        """Seal the active segment and start another; say whether there was anything to seal."""
+        """Seal the active segment and start another; return False where it was empty."""
         with self._state.writer_lock, self._state.mutex:
             self._state.check_writable()
             if self._state.active.size == 0:
@@ -429,10 +429,10 @@ class SegmentedLog:
             return True
 
     def truncate(self, seq: int) -> int:
-        """Forget every record from `mark` on; the next append gets `mark`. Return how many seqs that were.
+        """Remove every record from `seq` on; the next append gets `seq`. Return the number of removed seqs.
 
-        Groups that had committed more are brought back to `mark` first, or they would pass over the records that
-        get these seqs next. A crash in between leaves them to process some records again.
+        Groups that had committed more are first moved back to `seq`, or they would skip the records that get these
+        seqs next. After a crash in between they process some records again.
         """
         state = self._state
         with state.writer_lock:
@@ -442,24 +442,24 @@ class SegmentedLog:
             if inside:  # not under the mutex: a commit takes it after the lock of the offsets
                 self._offsets.rewind_to(seq)
                 self._partition_offsets.rewind_to(seq)
-            return truncating.truncate_log(state, seq)
+            return truncate_log(state, seq)
 
     # ── read ──────────────────────────────────────────────────────────────────────────────────
 
     def read(self, seq: int) -> Record:
-        """The record at `seq`. OutOfRange carries the valid range; SeqMissing: compacted away; Corrupt: damaged."""
+        """Return the record at `seq`. OutOfRange carries the valid range; SeqMissing: compacted; Corrupt: damaged."""
         return read.read_one(self._state, seq)
 
     def read_range(
         self, first: int, *, limit: int | None = None, bytes_max: int | None = None, skip_damage: bool = False
     ) -> Page:
-        """A page of records from `first` on, bounded by count and by bytes of data (one record always fits)."""
+        """Return a page of records from `first` on, bounded by count and by bytes of data (one record always fits)."""
         return read.read_page(self._state, first, limit=limit, bytes_max=bytes_max, skip_damage=skip_damage)
 
     def records(
         self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
     ) -> Iterator[Record]:
-        """Records of [first, stop) in order, read a few megabytes at a time."""
+        """Iterate over the records of [first, stop) in order, a few megabytes per read."""
         for rows in self.batches(first, stop, skip_damage=skip_damage):
             yield from columns.iter_records(rows)
 
@@ -471,16 +471,16 @@ class SegmentedLog:
         bytes_max: int = READ_CHUNK_BYTES,
         skip_damage: bool = False,
     ) -> Iterator[Rows]:
-        """Records of [first, stop) as columns, without a Python object per record."""
+        """Iterate over the records of [first, stop) as columns, without a Python object per record."""
         return read.read_batches(self._state, first, stop, bytes_max=bytes_max, skip_damage=skip_damage)
 
     def to_arrow(self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False) -> pa.Table:
-        """Records of [first, stop) as an Arrow table; data that lies back to back in a sealed segment is not copied."""
-        found = [columns.to_arrow(rows) for rows in self.batches(first, stop, skip_damage=skip_damage)]
-        return pa.Table.from_batches(found, schema=columns.SCHEMA)
+        """Return the records of [first, stop) as an Arrow table; contiguous data of a sealed segment is not copied."""
+        batches = [columns.to_arrow(rows) for rows in self.batches(first, stop, skip_damage=skip_damage)]
+        return pa.Table.from_batches(batches, schema=columns.SCHEMA)
 
     def seek_time(self, ts_us: int) -> int:
-        """The first seq whose record is not older than this; `highest` where all are older."""
+        """Return the first seq whose record is not older than `ts_us`; `highest` where all are older."""
         return read.seek_time(self._state, ts_us)
 
     def __iter__(self) -> Iterator[Record]:
@@ -491,9 +491,9 @@ class SegmentedLog:
     def retain(
         self, *, keep_ms: int | None = None, keep_bytes: int | None = None, high_watermark: int | None = None
     ) -> RetentionResult:
-        """Drop the oldest sealed segments past an age or a size. Never one that reaches past the high watermark or
-        past what a consumer has committed, in this log or in the root that it is a partition of; never the active one.
-        Doing it twice drops nothing more."""
+        """Drop the oldest sealed segments past an age or a size. A segment stays if it reaches past the high watermark
+        or past the committed offset of a consumer, in this log or in the root that it is a partition of. The active
+        one always stays. A second call drops nothing more."""
         return cleaner.apply_retention(
             self._state,
             keep_ms=keep_ms,
@@ -503,12 +503,12 @@ class SegmentedLog:
         )
 
     def remove_expired(self, age_ms: int) -> int:
-        """Drop whole leading segments older than this, the active one too; return how many seqs left. Looks at age
-        alone: what consumers have committed holds `retain` back, not this."""
+        """Drop leading segments older than `age_ms`, the active one too; return the number of dropped seqs. Only age
+        counts: committed offsets protect a segment from `retain`, not from this."""
         return cleaner.remove_expired(self._state, age_ms).records
 
     def drop_below(self, seq: int) -> RetentionResult:
-        """Drop the oldest sealed segments that hold nothing from `seq` on. Never the active one."""
+        """Drop the sealed segments that end at or before `seq`. The active one stays."""
         return cleaner.drop_below(self._state, seq)
 
     def compact(
@@ -521,8 +521,8 @@ class SegmentedLog:
     ) -> CompactionResult:
         """Keep the newest record of every key in the sealed segments, with its seq and time.
 
-        `key` gives a record's key, or None to keep the record whatever comes. A record that `is_tombstone` says
-        is one goes too, once it is the newest word on its key and older than `keep_tombstones_ms`.
+        `key` returns a record's key, or None to keep the record. A record for which `is_tombstone` is true is dropped
+        too, if it is the newest of its key and older than `keep_tombstones_ms`.
         """
         return cleaner.compact_segments(
             self._state,
@@ -544,17 +544,17 @@ class SegmentedLog:
 
     @property
     def report(self) -> RecoveryReport:
-        """What opening found and did."""
+        """The findings and repairs of the open."""
         return self._state.report
 
     @property
     def lowest(self) -> int:
-        """The first seq the log holds. Only ever rises, except by truncate."""
+        """The first seq of the log. It only rises, except by truncate."""
         return self._state.lowest
 
     @property
     def highest(self) -> int:
-        """One past the last seq: what the next append will get."""
+        """One past the last seq: the seq of the next append."""
         return self._state.highest
 
     @property
@@ -564,7 +564,7 @@ class SegmentedLog:
 
     @property
     def high_watermark(self) -> int:
-        """The seed's word for the same: one past the last durable record."""
+        """One past the last durable record: the same as `durable`."""
         return self._state.durable
 
     def __len__(self) -> int:
@@ -587,26 +587,26 @@ class SegmentedLog:
 
     @property
     def offsets(self) -> ConsumerOffsets:
-        """What consumers of this log have committed."""
+        """The offsets that consumers of this log have committed."""
         return self._offsets
 
     def _attach_offsets(self, offsets: ConsumerOffsets, topic: str, partition: int) -> None:
-        """For `PartitionedLog`: what groups commit for this partition is kept there."""
+        """Use the offsets of the `PartitionedLog` that opened this partition."""
         self._partition_offsets = OpenRootOffsets(offsets, topic, partition)
 
     @property
     def background(self) -> FlusherState:
-        """The background syncs of the `interval` policy: how many ran and failed, and why the last one did."""
+        """Counts of the background syncs of the `interval` policy, and their last error."""
         return FlusherState() if self._flusher is None else self._flusher.state
 
     @property
     def damage_skipped(self) -> int:
-        """How many damaged places readers of this log have passed over on request."""
+        """How many damaged places readers have skipped with `skip_damage`."""
         return self._state.damage_skipped
 
     @property
     def _log_state(self) -> LogState:
-        """For the modules beside this one (restore, verify); not a promise to callers."""
+        """Internal: for `log_copy`, `verify` and the Spark reader."""
         return self._state
 
 

@@ -1,10 +1,8 @@
-"""[shell] Point in time: a copy of a log as it was at a seq or at a time, in a new directory.
+"""Copies of a log in a new directory: point-in-time restore, and conversion to another codec.
 
-Whole segments are copied byte for byte; the one that holds the end is written up to it. The
-source is only read. The copy is built under its final name, and its manifest is written last, so an
-interrupted restore is an empty log and never a wrong one; the destination must be new or empty.
-
-[shell] One log in another codec's layout: seqs and times kept, nothing dropped in silence.
+`restore` copies complete segments byte for byte and writes the last one up to the requested seq or time. The manifest
+is written last, so an interrupted restore is an empty log and never a wrong one. `convert` keeps seqs and times and
+drops no column silently. Both only read the source; the destination must be new or empty.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def restore(
 ) -> RestoreResult:
     """Copy every record up to and including `to_seq`, or not younger than `to_time_us`, into a new directory."""
     if (to_seq is None) == (to_time_us is None):
-        raise BadInput("say either to_seq or to_time_us; nothing was written")
+        raise BadInput("name either to_seq or to_time_us; nothing was written")
     check_path(destination)
     state = log._log_state
     disk = state.disk
@@ -64,21 +62,21 @@ def restore(
     for segment in state.sealed:
         if segment.lost_reason and segment.base < stop:
             raise corrupt_error(state, segment, Fault(segment.base, segment.stop, 0, segment.lost_reason))
-    _make_empty_dir(disk, destination)
-    with state.writer_lock:  # no segment goes or changes while it is copied; readers go on
+    check_new_directory(disk, destination)
+    disk.make_dir(destination)
+    with state.writer_lock:  # no segment is removed or replaced while it is copied; readers continue
         with state.mutex:
-            whole = [segment for segment in state.sealed if segment.stop <= stop]
-        total = len(whole) + 1
-        base = whole[-1].stop if whole else log.lowest
-        # Until all of it is there the manifest says that none of it is to stay.
-        going = [*(segment.base for segment in whole), base]
-        _write_copy_manifest(log, destination, [], None, going)
-        for number, segment in enumerate(whole):
+            complete = [segment for segment in state.sealed if segment.stop <= stop]
+        total = len(complete) + 1
+        base = complete[-1].stop if complete else log.lowest
+        # Until the copy is complete, its manifest lists every segment as being removed.
+        _write_copy_manifest(log, destination, [], None, [*(segment.base for segment in complete), base])
+        for number, segment in enumerate(complete):
             if progress is not None:
                 progress(number, total)
             _copy_segment(state.files, segment, destination)
         _write_last_segment(log, destination, base, stop)
-        _write_copy_manifest(log, destination, [segment.manifest_entry() for segment in whole], base, [])
+        _write_copy_manifest(log, destination, [segment.manifest_entry() for segment in complete], base, [])
     with SegmentedLog.open(
         destination, log.codec, disk=disk, clock=state.clock, config=state.config, first_seq=base
     ) as copy:
@@ -87,17 +85,17 @@ def restore(
         return RestoreResult(destination, copy.lowest, copy.highest, copy.size)
 
 
-def _make_empty_dir(disk: Disk, path: str) -> None:
-    found = disk.stat(path)
-    if found is not None and (not found.is_dir or disk.list_dir(path)):
-        raise AlreadyExists(f"{path} is there already and not empty; nothing was written, name a new directory")
-    disk.make_dir(path)
+def check_new_directory(disk: Disk, path: str) -> None:
+    """Raise AlreadyExists unless `path` does not exist or is an empty directory."""
+    stat = disk.stat(path)
+    if stat is not None and (not stat.is_dir or disk.list_dir(path)):
+        raise AlreadyExists(f"{path} exists already and is not empty; nothing was written, name a new directory")
 
 
 def _write_copy_manifest(
     log: SegmentedLog, destination: str, entries: list[Entry], active: int | None, removing: list[int]
 ) -> None:
-    """Write the manifest of the copy. Nothing is known yet of the size of its last segment."""
+    """Write the manifest of the copy. The size of its last segment is not known yet."""
     content = LogManifest(
         codec=log.codec,
         generation=1,
@@ -133,19 +131,19 @@ def _copy_segment(files: LogFiles, segment: SealedSegment, destination: str) -> 
 
 
 def _write_last_segment(log: SegmentedLog, destination: str, base: int, stop: int) -> None:
-    """The records of [base, stop) as one segment; its sides are written first, so that data never lacks them."""
+    """Write the records of [base, stop) as one segment, sides first, so that data never lacks them."""
     state, codec = log._log_state, log._log_state.codec
     parts: list[Rows] = [reencode(codec, rows) for rows in log.batches(base, stop)] if base < stop else []
     rows = concat_buffers(parts)
     sides, _ = codec.encode_sides(rows, 0, base, codec.initial_side_state(base))
     names = [codec.side_name(base, suffix) for suffix in codec.side_suffixes]
-    # Where the index is the truth it makes the segment count as one, so it comes last; elsewhere the data does.
-    order = [(codec.data_name(base), bytes(rows.buf)), *zip(names, sides, strict=True)]
+    # The file that makes the segment exist comes last: an authoritative index, otherwise the data.
+    contents = [(codec.data_name(base), bytes(rows.buf)), *zip(names, sides, strict=True)]
     if 0 not in codec.authoritative_sides:
-        order = [*order[1:], order[0]]
+        contents = [*contents[1:], contents[0]]
     if codec.created_suffix:
-        order.insert(0, (codec.side_name(base, codec.created_suffix), b"%d\n" % state.clock.now_us()))
-    for name, content in order:
+        contents.insert(0, (codec.side_name(base, codec.created_suffix), b"%d\n" % state.clock.now_us()))
+    for name, content in contents:
         write_temporary(state.disk, join(destination, name), content)
     state.disk.sync_dir(destination)
 
@@ -164,15 +162,13 @@ def convert(
 ) -> SegmentedLog:
     """Write every record of `log` to a new log at `destination`, and return that log, open.
 
-    A column that the target has no room for is refused unless named in `drop`. A seq that the target cannot hold
-    is refused unless `renumber` shifts all of them to its own start. Times that step back, as another program's
-    clock can leave them, are refused unless `clamp_times` raises each to the latest time before it.
+    A column that the target cannot store is refused unless named in `drop`. A seq that the target cannot store is
+    refused unless `renumber` shifts all of them to its first seq. Times that step back, as another program's clock can
+    leave them, are refused unless `clamp_times` raises each to the latest time before it.
     """
     check_path(destination)
     disk = disk or log._log_state.disk
-    found = disk.stat(destination)
-    if found is not None and (not found.is_dir or disk.list_dir(destination)):
-        raise AlreadyExists(f"{destination} is there already and not empty; nothing was written, name a new directory")
+    check_new_directory(disk, destination)
     target = make_codec(to, LogConfig())
     shift = target.first_seq - log.lowest if renumber else 0
     if log.lowest + shift < target.first_seq:
@@ -191,16 +187,16 @@ def convert(
     )
     try:
         for rows in log.batches():
-            fitted = _fit_columns(rows, shift, target.supported_columns, drop, to)
+            converted = _fit_columns(rows, shift, target.supported_columns, drop, to)
             if clamp_times and len(rows):
                 times: Ints = np.maximum.accumulate(np.maximum(rows.ts_us, copy._log_state.active.last_ts_us))
-                fitted = replace(fitted, ts_us=times)
-            copy.append_rows(fitted)
+                converted = replace(converted, ts_us=times)
+            copy.append_rows(converted)
             if progress is not None:
                 progress(int(rows.seq[-1]) + 1 - log.lowest, total)
         copy.sync()
     except BaseException:
-        copy.remove()  # half a copy is no copy
+        copy.remove()  # a partial copy is useless
         raise
     return copy
 
@@ -213,8 +209,8 @@ def _fit_columns(rows: Rows, shift: int, supported_columns: frozenset[str], drop
         if keeps and name not in supported_columns:
             if name not in drop:
                 raise BadInput(
-                    f"records carry a {name} and the {to} layout has no room for it; stopped at seq {rows.seq[0]}, "
-                    f"drop it explicitly or choose another codec"
+                    f"records have a {name} and the {to} layout cannot store it; stopped at seq {rows.seq[0]}, "
+                    "drop it explicitly or choose another codec"
                 )
             keeps = False
         spans[name] = span if keeps else None

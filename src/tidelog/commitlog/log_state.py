@@ -1,28 +1,26 @@
-"""What an open log knows. The verbs in the modules beside this one work on it; none of them owns it.
+"""The state of an open log, its manifest, and the floor of its numbering.
 
-[shell] The manifest of a log: which segment files there must be, and which seqs may have been handed out.
+The manifest lists the segment files that must exist and the seqs that may have been assigned:
 
-    birth, roll       the new segment is durable → the manifest names it → the first record is acked
-    drop, truncate    the manifest says what is being removed → it is removed → the manifest forgets it
-    swap              the new files are prepared → the manifest has the smaller size → they are renamed
+    create, roll      the new segment is durable → the manifest names it → the first record is acked
+    drop, truncate    the manifest lists the removals → they are removed → the manifest forgets them
+    replace           the new files are prepared → the manifest has the smaller size → they are renamed
     close             the manifest has the exact end
 
-So a file that the manifest names exists, unless it was lost; and a segment file that it does not name is one that
-an interrupted roll left empty, one whose removal was interrupted, or the work of another program. An append never
-writes it but for one in a million records: seqs are reserved that far ahead, so that the numbering goes on above
-them when the active segment is lost.
+A file that the manifest names exists, unless it was lost. A segment file that it does not name was left empty by an
+interrupted roll, survived an interrupted removal, or belongs to another program. Seqs are reserved a million ahead, so
+an append rarely writes the manifest, and numbering continues above them when the active segment is lost.
 
-[shell] A floor under the numbering, kept for the length of one step.
-
-The next seq follows from the last record, or from the name of the last segment. A truncate that
-leaves only holes below its mark has neither until the segment at the mark is born. For that
-moment `.next_seq` holds the mark: an open that finds it goes on from there and takes it away.
+The next seq follows from the last record or from the name of the last segment. A truncate that leaves only holes below
+its seq has neither until the segment at that seq exists. Until then `.next_seq` stores it; the next open continues from
+there and removes the file.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -52,24 +50,22 @@ class LogState:
     writable: bool
     durable: int  # every seq below this one survives a power cut; never above `highest`
     writer_lock: RLock = field(default_factory=RLock)
-    """Held by a writer for all of its operation, however long a stream, a callback or a copy takes; taken before
-    `mutex`. Readers never wait for it."""
+    """Held for a whole write operation, however long a stream, a callback or a copy takes. Readers never wait for it.
+    Lock order: `writer_lock`, then `mutex`."""
     mutex: RLock = field(default_factory=RLock)
-    """Held for the moment in which segments, their files or what this class holds change, and while readers take a
-    look at them. Nothing that a caller can make slow runs under it."""
+    """Held while segments, their files or the fields of this class change, and while readers take a snapshot of them.
+    No caller's code runs under it."""
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
-    active_stream: object | None = None  # who is writing a record piece by piece, if anybody is
+    active_stream: object | None = None  # the `StreamAppend` that writes a record piece by piece
     closed: bool = False
     opener_pid: int | None = None  # in a forked child: the process that opened it
-    has_flusher: bool = False  # a thread keeps the sync interval
-    directory_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
+    has_flusher: bool = False  # a thread syncs at the interval
+    directory_unsynced: bool = False  # a directory sync failed after a removal: repeated before the next one
     manifest: LogManifest | None = None  # as it is on disk
-    reserved_seq: int = 0  # seqs below this one may be handed out without a word to the manifest
+    reserved_seq: int = 0  # seqs below this one are assigned without saving the manifest
     has_offsets: bool = False  # consumers have committed offsets
-    directory_snapshot: DirectorySnapshot | None = (
-        None  # of a reader: the directory as it was when it was looked at last
-    )
-    damage_skipped: int = 0  # damaged places that readers asked to pass over
+    directory_snapshot: DirectorySnapshot | None = None  # of a reader: the directory when it was read last
+    damage_skipped: int = 0  # damaged places skipped by readers with `skip_damage`
 
     @property
     def codec(self) -> Codec:
@@ -99,7 +95,7 @@ class LogState:
         if self.opener_pid is not None:
             raise Forked(self.path, pid=self.opener_pid)
         if self.closed:
-            raise Closed(f"{self.path} was closed; nothing was done, open it again")
+            raise Closed(f"{self.path} is closed; nothing was done, open it again")
 
     def check_writer(self) -> None:
         """Raise unless this process is the writer of the directory."""
@@ -108,21 +104,31 @@ class LogState:
             raise ReadOnly(f"{self.path} was opened read-only; nothing was written, open it without read_only")
 
     def check_writable(self) -> None:
-        """Raise unless a write may be tried now."""
+        """Raise unless a write is possible now."""
         self.check_writer()
         self.latch.check()
         if self.active_stream is not None:
-            raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry when it is done")
+            raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry after it ends")
+
+    @contextmanager
+    def step(self, action: str, *, latch_on: type[OSError] | None = None) -> Iterator[None]:
+        """Raise an OSError of this step as a retryable error of Tidelog; one of class `latch_on` latches the log."""
+        try:
+            yield
+        except OSError as error:
+            if latch_on is not None and isinstance(error, latch_on):
+                raise self.latch.trip(error, action) from error
+            raise self.latch.retryable_error(error, action) from error
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: it is closed there, using it raises Forked, and the files stay the parent's."""
+        """Close the log in a forked child: calls raise Forked, and the files stay the parent's."""
         self.opener_pid, self.closed = pid, True
         self.files.mapped_data.clear()
         self.files.cached_sides.clear()
         fork.poison_locks(self.path, pid, self, self.active)
 
     def segment_at(self, seq: int) -> SealedSegment | ActiveSegment:
-        """The segment whose range holds `seq`."""
+        """Return the segment whose range contains `seq`."""
         if not self.lowest <= seq < self.highest:
             raise OutOfRange(self.path, asked=seq, lowest=self.lowest, highest=self.highest)
         if seq >= self.active.base:
@@ -147,54 +153,55 @@ def save_manifest(
     reserve_to: int = 0,
     clean: bool = False,
 ) -> None:
-    """Write down what there is now, or what there will be after the step that is about to be done. Durable on
-    return. Raises OSError, and then the old manifest holds, or, after Replaced, either."""
+    """Save the current state, or the state after the step that follows. Durable on return.
+
+    Raises OSError. The old manifest is then valid, or, after ManifestReplaced, either of the two."""
     before = state.manifest
     active = active or state.active
-    growing = active_entry(state, active)
-    least = active.next_seq if next_seq is None else next_seq
-    above = max(active.next_seq, reserve_to, least)
+    next_seq = active.next_seq if next_seq is None else next_seq
+    used = max(active.next_seq, reserve_to, next_seq)
     if clean:
-        reserved = above
-    elif before is not None and not before.clean and before.reserved - above >= RESERVED_SEQS // 2:
+        reserved = used
+    elif before is not None and not before.clean and before.reserved - used >= RESERVED_SEQS // 2:
         reserved = before.reserved
     else:
-        reserved = above + RESERVED_SEQS
+        reserved = used + RESERVED_SEQS
     write_manifest(
         state,
-        LogManifest(
-            codec=state.codec.name,
-            generation=before.generation + 1 if before is not None else 1,
-            segments=[segment.manifest_entry() for segment in (state.sealed if sealed is None else sealed)],
-            active=growing,
-            next_seq=least,
-            reserved=reserved,
-            clean=clean,
-            removing=list(removing),
-            offsets=state.has_offsets,
-        ),
+        sealed=state.sealed if sealed is None else sealed,
+        active=active_entry(state, active),
+        next_seq=next_seq,
+        reserved=reserved,
+        clean=clean,
+        removing=removing,
+        has_offsets=state.has_offsets,
     )
 
 
-def announce_removal(state: LogState, bases: Sequence[int]) -> None:
-    """Say that the whole log is about to go."""
-    before = state.manifest
-    gone = LogManifest(
+def write_manifest(
+    state: LogState,
+    *,
+    removing: Sequence[int],
+    sealed: Sequence[SealedSegment] = (),
+    active: Entry | None = None,
+    next_seq: int = 0,
+    reserved: int = 0,
+    clean: bool = False,
+    has_offsets: bool = False,
+) -> None:
+    """Replace the manifest by one of the next generation; without `active` the whole log is being removed. On an error
+    the old one is valid; after ManifestReplaced either may be."""
+    content = LogManifest(
         codec=state.codec.name,
-        generation=before.generation + 1 if before is not None else 1,
-        segments=[],
-        active=None,
-        next_seq=0,
-        reserved=0,
-        clean=False,
-        removing=list(bases),
-        offsets=False,
+        generation=state.manifest.generation + 1 if state.manifest is not None else 1,
+        segments=[segment.manifest_entry() for segment in sealed],
+        active=active,
+        next_seq=next_seq,
+        reserved=reserved,
+        clean=clean,
+        removing=list(removing),
+        offsets=has_offsets,
     )
-    write_manifest(state, gone)
-
-
-def write_manifest(state: LogState, content: LogManifest) -> None:
-    """Make this the manifest. On an error the old one holds; after Replaced, which is one, either may."""
     path = join(state.path, NAME)
     write_temporary(state.disk, f"{path}.tmp", log_manifest.encode(content))
     state.disk.rename(f"{path}.tmp", path)
@@ -207,7 +214,7 @@ def write_manifest(state: LogState, content: LogManifest) -> None:
 
 
 def active_entry(state: LogState, active: ActiveSegment) -> Entry:
-    """What the manifest may say of the segment that grows: no more than what is durable."""
+    """Describe the growing segment for the manifest: no more bytes than are durable."""
     if active is not state.active or state.durable >= active.next_seq:
         return Entry(active.base, active.size, active.authoritative_side_bits)
     before = state.manifest.active if state.manifest is not None else None
@@ -219,7 +226,7 @@ def active_entry(state: LogState, active: ActiveSegment) -> Entry:
 
 
 def save_if_changed(state: LogState, *, is_new: bool) -> None:
-    """After recovery: write the manifest where it does not say what was found. `fresh`: the log was made just now."""
+    """Save the manifest after recovery where it differs from the files. `is_new`: the log was created just now."""
     before = state.manifest
     if (
         before is not None
@@ -235,37 +242,34 @@ def save_if_changed(state: LogState, *, is_new: bool) -> None:
 
 
 def save_clean(state: LogState) -> None:
-    """Before closing: the exact end, unless the manifest has it already."""
+    """Save the exact end before closing, unless the manifest has it already."""
     before = state.manifest
     if before is None or not before.clean or before.reserved != state.highest:
         save_manifest(state, clean=True)
 
 
 def reserve_seqs(state: LogState, upto: int) -> None:
-    """Make sure that the manifest has every seq below `upto` as possibly handed out, before one of them is."""
-    if upto <= state.reserved_seq:
-        return
-    try:
-        save_manifest(state, reserve_to=upto)
-    except OSError as error:
-        raise state.latch.retryable_error(error, "reserving seqs in the manifest") from error
+    """Record in the manifest that seqs below `upto` may be assigned, before the first of them is."""
+    if upto > state.reserved_seq:
+        with state.step("reserving seqs in the manifest"):
+            save_manifest(state, reserve_to=upto)
 
 
 SEQ_FLOOR_FILE = ".next_seq"
 
 
 def save_seq_floor(disk: Disk, directory: str, seq: int) -> None:
-    """Say durably that no seq below this one may be handed out again."""
+    """Record durably that no seq below this one may be assigned again."""
     replace_file(disk, join(directory, SEQ_FLOOR_FILE), b"%d\n" % seq)
 
 
 def load_seq_floor(disk: Disk, directory: str) -> int:
-    """The floor an interrupted step left behind; 0 where there is none. A torn file cannot be: it is replaced whole."""
+    """Return the floor that an interrupted step left; 0 where there is none. The file is replaced atomically."""
     text = read_file(disk, join(directory, SEQ_FLOOR_FILE))
     return int(text) if text is not None and text.strip().isdigit() else 0
 
 
 def remove_seq_floor(disk: Disk, directory: str) -> None:
-    """The numbering stands on its own again."""
+    """Remove the floor once segments carry the numbering again."""
     if remove_if_exists(disk, join(directory, SEQ_FLOOR_FILE)):
         disk.sync_dir(directory)

@@ -1,8 +1,8 @@
-"""[shell] Consumer offsets: how far each group has come in each partition, durably.
+"""Consumer offsets: the durable position of each group in each partition.
 
-A committed value is the next seq to process: committing 105 says that everything below 105 is
-done. The last commit wins, also when it goes back. All of them live in one small file that is
-replaced atomically, so a crash shows the commit before or the commit after, never a mixture.
+A committed value is the next seq to process: after a commit of 105 every seq below 105 is processed. The last commit
+wins, also when it goes back. All offsets are in one small file that is replaced atomically, so after a crash a commit
+is applied completely or not at all.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class ConsumerOffsets:
         check_writable: Callable[[], None] = lambda: None,
         on_written: Callable[[], None] = lambda: None,
     ) -> None:
-        """`may_write` raises where a commit is not allowed: the log is closed, or open for reading only. `on_written`
-        is called whenever the file was written."""
+        """`check_writable` raises where a commit is not allowed: the log is closed, or open for reading only.
+        `on_written` is called after every write of the file."""
         self._disk, self._path, self._check_writable, self._on_written = disk, path, check_writable, on_written
         self._mutex = RLock()
         self._cached: dict[OffsetKey, int] | None = None
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: what it commits would undo what the parent has committed since."""
+        """Refuse every call in a forked child: its commit would undo later commits of the parent."""
         fork.poison_locks(self._path, pid, self)
 
     @property
     def _committed(self) -> dict[OffsetKey, int]:
-        """Read at first use: a damaged file stops whoever needs it, and nobody who only reads records."""
+        """Loaded at first use: a damaged file raises for callers that need offsets, not for readers of records."""
         with self._mutex:
             if self._cached is None:
                 self._cached = self._load()
@@ -69,12 +69,12 @@ class ConsumerOffsets:
         return {(group, topic, partition): seq for group, topic, partition, seq in rows}
 
     def commit(self, group: str, seq: int, *, topic: str = "", partition: int = 0) -> None:
-        """Say that `group` is done with everything below `seq`; it survives a power cut on return."""
+        """Record that `group` has processed every seq below `seq`; durable on return."""
         self.commit_many(group, {(topic, partition): seq})
 
     @defer_signals
     def commit_many(self, group: str, seqs: Mapping[tuple[str, int], int]) -> None:
-        """Commit several partitions in one step: after a crash all of them or none."""
+        """Commit several partitions atomically."""
         self._check_writable()
         if not group:
             raise BadInput("a group has a name; nothing was committed")
@@ -84,38 +84,38 @@ class ConsumerOffsets:
                     f"{topic}/{partition}: seq {seq} cannot be committed, seqs start at 0; nothing was committed"
                 )
         with self._mutex:
-            after = self._committed | {(group, topic, part): seq for (topic, part), seq in seqs.items()}
-            self._save(after, f"the commit of {group}")
+            offsets = self._committed | {(group, topic, part): seq for (topic, part), seq in seqs.items()}
+            self._save(offsets, f"the commit of {group}")
 
-    def _save(self, after: dict[OffsetKey, int], action: str) -> None:
-        rows = sorted((*place, seq) for place, seq in after.items())
+    def _save(self, offsets: dict[OffsetKey, int], action: str) -> None:
+        rows = sorted((*key, seq) for key, seq in offsets.items())
         try:
             replace_file(self._disk, self._path, file_header.wrap_file(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
             self._on_written()
         except OSError as error:
-            self._cached = None  # where only the last directory sync failed, the new one may be there: look again
-            said = f"{self._path}: {action} failed ({error}); whether it stands is read anew, "
+            self._cached = None  # where only the last directory sync failed, the new file may be in place: load again
+            failure = f"{self._path}: {action} failed ({error}); the next call reads whether it was written, "
             if error.errno in DISK_FULL_ERRNOS:
-                raise DiskFull(said + "free space and retry") from error
-            raise WriteFailed(said + "repair the disk and retry") from error
-        self._cached = after
+                raise DiskFull(failure + "free space and retry") from error
+            raise WriteFailed(failure + "repair the disk and retry") from error
+        self._cached = offsets
 
     def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:
-        """The next seq `group` has to process; None when it never committed."""
+        """Return the next seq that `group` has to process; None when it never committed."""
         return self._committed.get((group, topic, partition))
 
     def lag(self, group: str, highest: int, *, topic: str = "", partition: int = 0, lowest: int = 0) -> int:
-        """How many seqs `group` has still to process; all that there are when it never committed."""
-        done = self.fetch(group, topic=topic, partition=partition)
-        return max(highest - max(lowest, lowest if done is None else done), 0)
+        """Return how many seqs `group` has still to process; all of them when it never committed."""
+        committed = self.fetch(group, topic=topic, partition=partition)
+        return max(highest - max(lowest, lowest if committed is None else committed), 0)
 
     def committed(self, *, topic: str = "", partition: int = 0) -> dict[str, int]:
-        """Every group that committed in this partition: what retention must not overtake."""
+        """Return the offset of every group in this partition: the positions that retention must not pass."""
         return {group: seq for (group, t, p), seq in self._committed.items() if (t, p) == (topic, partition)}
 
     def rewind_to(self, seq: int, *, topic: str = "", partition: int = 0) -> None:
-        """Bring every group that committed more than `seq` back to it, durably: the records after it go away, and
-        others will have their seqs."""
+        """Move every group that committed more than `seq` back to it, durably: the records from `seq` on are removed,
+        and new ones get their seqs."""
         with self._mutex:
             past = [group for group, done in self.committed(topic=topic, partition=partition).items() if done > seq]
             if past:
@@ -127,7 +127,7 @@ class ConsumerOffsets:
 
 
 class PartitionOffsets(Protocol):
-    """What the groups of a root of partitions have committed in one of them."""
+    """The offsets of one partition in the `PartitionedLog` above it."""
 
     def committed(self) -> dict[str, int]: ...
 
@@ -135,7 +135,7 @@ class PartitionOffsets(Protocol):
 
 
 class OpenRootOffsets:
-    """Those of a root that is open here."""
+    """Partition offsets of a root that this process has open."""
 
     def __init__(self, offsets: ConsumerOffsets, topic: str, partition: int) -> None:
         self._offsets, self._topic, self._partition = offsets, topic, partition
@@ -148,11 +148,11 @@ class OpenRootOffsets:
 
 
 class ParentRootOffsets:
-    """Those of the root above a partition that was opened by itself. Read anew each time: another process may be
-    committing."""
+    """Partition offsets of the root above a partition that was opened on its own. Read from the file each time:
+    another process may commit."""
 
     def __init__(self, disk: Disk, path: str, *, lock: Callable[[str], Lock]) -> None:
-        """`lock` takes the root for writing, or raises."""
+        """`lock` locks the root for writing, or raises."""
         self._disk, self._path, self._lock = disk, path, lock
 
     def _find_root(self) -> tuple[str, OpenRootOffsets] | None:
@@ -163,16 +163,16 @@ class ParentRootOffsets:
         return root, OpenRootOffsets(ConsumerOffsets(self._disk, join(root, OFFSETS_FILE)), match[2], int(match[3]))
 
     def committed(self) -> dict[str, int]:
-        found = self._find_root()
-        return {} if found is None else found[1].committed()
+        root = self._find_root()
+        return {} if root is None else root[1].committed()
 
     def rewind_to(self, seq: int, /) -> None:
-        found = self._find_root()
-        if found is None or all(done <= seq for done in found[1].committed().values()):
+        root = self._find_root()
+        if root is None or all(committed <= seq for committed in root[1].committed().values()):
             return
-        held = self._lock(found[0])
+        lock = self._lock(root[0])
         try:
-            if (found := self._find_root()) is not None:  # as they are now that nothing else changes them
-                found[1].rewind_to(seq)
+            if (root := self._find_root()) is not None:  # again, now that no other process can change them
+                root[1].rewind_to(seq)
         finally:
-            held.release()
+            lock.release()

@@ -1,15 +1,14 @@
-"""Topics and partitions on disk, as the RustLog design lays them out.
+"""Topics and partitions on disk, in RustLog's directory layout.
 
     <root>/topics/<topic>/partitions/<n>/     one segmented log each, one failure domain each
-    <root>/topics/<topic>/.partitions         how many there are, and which of them hold a log
+    <root>/topics/<topic>/.partitions         the partition count, and which partitions contain a log
     <root>/tmp/                               swept at start; temporaries are siblings of their targets
-    <root>/.consumer_offsets                  what every group has committed, for all partitions
+    <root>/.consumer_offsets                  the committed offsets of every group, for all partitions
 
-A topic's partition count is fixed when it is created. Its names go into paths, so they are held to
-letters, digits, `_` and `-`. A partition is a directory without files until it is first opened for
-writing. From then on `.partitions` says that it holds a log, so that one whose files vanished is
-damage and never a new log that begins at seq 0. Topics of another program have no such file; theirs
-is written when one of their partitions is first opened for writing.
+A topic's partition count is fixed when it is created. Topic names become paths, so they have only letters, digits, `_`
+and `-`. A partition is an empty directory until it is first opened for writing. From then on `.partitions` lists it,
+so a partition without files is damage and not a new log that begins at seq 0. Topics of another program have no such
+file; it is written when one of their partitions is first opened for writing.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from tidelog.clock import Clock
 from tidelog.commitlog.cleaner import RetentionResult
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log import SegmentedLog, make_config, take_lock
-from tidelog.commitlog.offsets import OFFSETS_FILE as OFFSETS_FILE
-from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.offsets import OFFSETS_FILE, ConsumerOffsets
 from tidelog.disk import fork
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, Lock, join
@@ -55,10 +53,10 @@ _MAGIC, _VERSION = b"TLPT", 1
 
 
 class PartitionUse(NamedTuple):
-    """What `.partitions` says of a topic."""
+    """The content of a topic's `.partitions` file."""
 
     total: int
-    used: frozenset[int]  # those that hold a log
+    used: frozenset[int]  # partitions that contain a log
 
 
 class PartitionInfo(NamedTuple):
@@ -94,7 +92,7 @@ class PartitionedLog:
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: using it raises Forked, and the files stay the parent's."""
+        """Refuse every call in a forked child with Forked; the files stay the parent's."""
         self._opener_pid = pid
         self._open_logs.clear()
         fork.poison_locks(self._root, pid, self)
@@ -110,18 +108,18 @@ class PartitionedLog:
         clock: Clock | None = None,
         **settings: Any,
     ) -> Self:
-        """Open the directory, making it where there is none. One writer; any number of readers."""
+        """Open the directory, or create it. One writer, any number of readers."""
         check_path(root)
         disk, root = disk or PosixDisk(), str(root)
-        make_codec(codec, make_config(None, settings))  # a wrong word is refused here, not at the first partition
+        make_codec(codec, make_config(None, settings))  # a wrong setting is refused here, not at the first partition
         lock = None
         if read_only:
             with _translate_os_errors(root, "opening it"):
-                found = disk.stat(root)
-            if found is None:
-                raise NotFound(f"there is nothing at {root}; nothing was changed, check the path")
+                stat = disk.stat(root)
+            if stat is None:
+                raise NotFound(f"there is no directory {root}; nothing was changed, check the path")
         else:
-            with _translate_os_errors(root, "making its directories"):
+            with _translate_os_errors(root, "creating its directories"):
                 for directory in (join(root, "topics"), join(root, "tmp")):
                     disk.make_dir(directory)
             lock = take_lock(disk, root)
@@ -135,14 +133,14 @@ class PartitionedLog:
         return cls(root, codec, disk, clock, lock, settings)
 
     def close(self) -> None:
-        """Close every partition that was used, each made durable first."""
+        """Make every open partition durable and close it."""
         if self._opener_pid is not None:
             return
-        with ExitStack() as ending:  # one that fails to close does not keep the others open
+        with ExitStack() as stack:  # a failure to close one partition does not keep the others open
             if self._lock is not None:
-                ending.callback(self._lock.release)
+                stack.callback(self._lock.release)
             for log in self._open_logs.values():
-                ending.callback(log.close)
+                stack.callback(log.close)
             self._open_logs.clear()
 
     def __enter__(self) -> Self:
@@ -154,24 +152,24 @@ class PartitionedLog:
         self.close()
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Make a topic. Its partition count is fixed for good; a name that exists is refused."""
+        """Create a topic with a fixed number of partitions. Raises AlreadyExists for a name in use."""
         self._check_writer()
         if not _TOPIC_NAME_PATTERN.fullmatch(topic):
-            raise BadInput(f"topic {topic!r}: a name has 1 to 255 letters, digits, _ or -; nothing was made")
+            raise BadInput(f"topic {topic!r}: a name has 1 to 255 letters, digits, _ or -; nothing was created")
         if not 1 <= partitions <= PARTITIONS_MAX:
-            raise BadInput(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}; nothing was made")
+            raise BadInput(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}; nothing was created")
         if topic in self.topics():
-            raise AlreadyExists(f"topic {topic} exists; its partition count cannot change, nothing was made")
-        # From the highest down: a topic counts as made once partition 0 is there, so a crash in between leaves
-        # nothing that is listed, and making it again goes on.
-        with _translate_os_errors(self._topic_directory(topic), "making the topic"):
-            there = self._partition_numbers(topic)
-            if used := sorted(number for number in there if self._disk.list_dir(self._directory(topic, number))):
+            raise AlreadyExists(f"topic {topic} exists; its partition count cannot change, nothing was created")
+        # From the highest down: a topic exists once partition 0 does. A crash in between leaves an unlisted topic, and
+        # creating it again finishes it.
+        with _translate_os_errors(self._topic_directory(topic), "creating the topic"):
+            existing = self._partition_numbers(topic)
+            if used := sorted(number for number in existing if self._disk.list_dir(self._directory(topic, number))):
                 raise Damaged(
-                    f"topic {topic}: partition 0 is missing, and partitions {used} hold files; nothing was made, "
+                    f"topic {topic}: partition 0 is missing, and partitions {used} have files; nothing was created, "
                     "restore the directory of partition 0 or move the topic away"
                 )
-            for number in there:
+            for number in existing:
                 if number >= partitions:
                     self._disk.remove_dir(self._directory(topic, number))
             for number in reversed(range(partitions)):
@@ -179,15 +177,15 @@ class PartitionedLog:
             self._save_use(topic, PartitionUse(partitions, frozenset()))
 
     def create_partition(self, topic: str, number: int, *, first_seq: int) -> SegmentedLog:
-        """Make a partition anew whose log vanished. Its first record gets `first_seq`: choose one above every seq that
-        was given out, or consumers take new records for old ones."""
+        """Create a partition again whose log was lost. Its first record gets `first_seq`: choose one above every
+        assigned seq, or consumers take new records for old ones."""
         self._check_writer()
         with self._mutex:
             self._check_number(topic, number)
             directory = self._directory(topic, number)
-            with _translate_os_errors(directory, "making the partition"):
+            with _translate_os_errors(directory, "creating the partition"):
                 if self._holds_log(topic, number):
-                    raise AlreadyExists(f"partition {topic}/{number} holds a log; nothing was changed")
+                    raise AlreadyExists(f"partition {topic}/{number} contains a log; nothing was changed")
                 self._disk.make_dir(directory)
             return self._open_partition(topic, number, {"first_seq": first_seq})
 
@@ -201,15 +199,15 @@ class PartitionedLog:
             raise ReadOnly(f"{self._root} was opened read-only; nothing was written, open it without read_only")
 
     def topics(self) -> dict[str, int]:
-        """Every topic and its partition count, by name."""
+        """Return the partition count of every topic, by name."""
         self._check_process()
-        found = {}
+        counts = {}
         directory = join(self._root, "topics")
         with _translate_os_errors(directory, "listing topics"):
             for name in self._disk.list_dir(directory) if self._disk.stat(directory) else []:
                 if _TOPIC_NAME_PATTERN.fullmatch(name) and (count := self._partition_count(name)):
-                    found[name] = count
-        return found
+                    counts[name] = count
+        return counts
 
     def _partition_count(self, topic: str) -> int:
         if (known := self._load_use(topic)) is not None:
@@ -218,7 +216,7 @@ class PartitionedLog:
         return max(numbers) + 1 if 0 in numbers else 0
 
     def _load_use(self, topic: str) -> PartitionUse | None:
-        """What is on record of a topic's partitions; None where nothing is."""
+        """Load the `.partitions` file of a topic; None where there is none."""
         path = join(self._topic_directory(topic), PARTITIONS_FILE)
         content = read_file(self._disk, path) if self._disk.stat(path) is not None else None
         if content is None:
@@ -246,7 +244,7 @@ class PartitionedLog:
         return {int(name) for name in self._disk.list_dir(directory) if name.isdecimal()}
 
     def partition(self, topic: str, number: int) -> SegmentedLog:
-        """The log of one partition, opened at first use."""
+        """Return the log of one partition, opened at first use."""
         key = (topic, number)
         with self._mutex:
             return self._open_logs[key] if key in self._open_logs else self._open_existing(topic, number)
@@ -263,21 +261,21 @@ class PartitionedLog:
             raise NotFound(f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed")
 
     def _check_not_vanished(self, topic: str, number: int) -> None:
-        """Raise where the partition held a log whose files are gone: opening it would begin again at the first seq."""
+        """Raise where the files of the partition's log are lost: opening it would begin again at the first seq."""
         if self._holds_log(topic, number):
             return
         known, committed = self._load_use(topic), self.offsets.committed(topic=topic, partition=number)
         if self._disk.stat(self._directory(topic, number)) is None:
-            evidence = "its directory is gone"
+            evidence = "its directory is missing"
         elif known is not None and number in known.used:
-            evidence = "it held a log and has no segment files"
+            evidence = "it contained a log and has no segment files"
         elif any(committed.values()):
             evidence = f"it has no segment files, and groups have committed up to seq {max(committed.values())}"
         else:
             return
         error = Damaged(
-            f"partition {topic}/{number} has vanished: {evidence}; nothing was changed, restore "
-            f"{self._directory(topic, number)} or make it anew with create_partition"
+            f"the log of partition {topic}/{number} is lost: {evidence}; nothing was changed, restore "
+            f"{self._directory(topic, number)} or create it again with create_partition"
         )
         error.written = False
         raise error
@@ -299,7 +297,7 @@ class PartitionedLog:
         try:
             log._attach_offsets(self.offsets, topic, number)
             if not self._read_only:
-                with _translate_os_errors(self._topic_directory(topic), "recording that the partition holds a log"):
+                with _translate_os_errors(self._topic_directory(topic), "recording that the partition contains a log"):
                     self._record_use(topic, number)
         except BaseException:
             log.close()
@@ -308,7 +306,7 @@ class PartitionedLog:
         return log
 
     def _record_use(self, topic: str, number: int) -> None:
-        """Say durably that this partition holds a log, before any record in it is acknowledged."""
+        """Record durably that this partition contains a log, before a record in it is acked."""
         known = self._load_use(topic)
         if known is None:
             numbers = self._partition_numbers(topic)
@@ -318,9 +316,9 @@ class PartitionedLog:
         self._save_use(topic, PartitionUse(known.total, known.used | {number}))
 
     def check_partition(self, topic: str, number: int) -> None:
-        """Raise Damaged where a partition held a log and its files are gone."""
+        """Raise Damaged where the files of a partition's log are lost."""
         self._check_number(topic, number)
-        with _translate_os_errors(self._directory(topic, number), "looking at the partition"):
+        with _translate_os_errors(self._directory(topic, number), "reading the partition"):
             self._check_not_vanished(topic, number)
 
     def append(self, topic: str, number: int, data: bytes) -> int:
@@ -328,24 +326,24 @@ class PartitionedLog:
         return self.partition(topic, number).append(data)
 
     def describe(self, topic: str) -> list[PartitionInfo]:
-        """Range, watermark, segment count and size of every partition."""
-        found = []
+        """Return range, watermark, segment count and size of every partition."""
+        infos = []
         for number in range(self.topics().get(topic, 0)):
             log = self.partition(topic, number)
-            found.append(
+            infos.append(
                 PartitionInfo(topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size)
             )
-        if not found:
+        if not infos:
             raise NotFound(f"there is no topic {topic}; nothing was changed, create it first")
-        return found
+        return infos
 
     def lag(self, group: str, topic: str, number: int) -> int:
-        """How many seqs of a partition a group has still to process."""
+        """Return how many seqs of a partition a group has still to process."""
         log = self.partition(topic, number)
         return self.offsets.lag(group, log.highest, topic=topic, partition=number, lowest=log.lowest)
 
     def retain(self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None) -> list[RetentionResult]:
-        """Retention over every partition of a topic; what a group has not committed yet is kept."""
+        """Apply retention to every partition of a topic; segments with uncommitted records stay."""
         return [
             self.partition(topic, number).retain(keep_ms=keep_ms, keep_bytes=keep_bytes)
             for number in range(self.topics().get(topic, 0))
@@ -360,7 +358,7 @@ class PartitionedLog:
 
 @contextmanager
 def _translate_os_errors(path: str, action: str) -> Iterator[None]:
-    """Turn an error of the operating system into one of Tidelog's that says what happened and what to do."""
+    """Raise an OSError as an error of Tidelog that says what happened and what to do."""
     try:
         yield
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
@@ -369,7 +367,9 @@ def _translate_os_errors(path: str, action: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
-            raise DiskFull(f"{path}: no room while {action}; no record was changed, free space and retry") from error
+            raise DiskFull(
+                f"{path}: the device is full while {action}; no record was changed, free space and retry"
+            ) from error
         raise WriteFailed(
             f"{path}: {action} failed ({error}); no record was changed, repair the disk and retry"
         ) from error

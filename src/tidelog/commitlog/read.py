@@ -1,7 +1,7 @@
-"""[shell] Reading: find the segment, ask its codec, go on where it stopped. Damage is an error unless passed over.
+"""Read: find the segment, read through its codec, continue in the next one. Damage raises unless it is skipped.
 
-A reader works on a snapshot of the segment list. When retention takes away what it was about
-to read, it is told (OutOfRange) rather than moved along.
+A reader works on a snapshot of the segment list. When retention removes the next records of a reader, the reader gets
+OutOfRange and is not moved forward silently.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ READ_CHUNK_BYTES = 4 << 20
 
 
 class Page(NamedTuple):
-    """One bounded read. `next_seq` is where the next one starts, also when the page is empty."""
+    """One bounded read. `next_seq` is the start of the next one, also when the page is empty."""
 
     records: list[Record]
     next_seq: int
 
 
 def read_one(state: LogState, seq: int) -> Record:
-    """The record at `seq`; OutOfRange, SeqMissing or Corrupt where there is none."""
+    """Return the record at `seq`; raise OutOfRange, SeqMissing or Corrupt where there is none."""
     segment, chunk = _read_chunk(state, seq, seq + 1, 1)
     if chunk.fault is not None:
         raise corrupt_error(state, segment, chunk.fault)
@@ -60,14 +60,14 @@ def read_batches(
     bytes_max: int = READ_CHUNK_BYTES,
     skip_damage: bool = False,
 ) -> Iterator[Rows]:
-    """Records of [first, stop) as columns, a few megabytes at a time, until what was there at the start is read."""
+    """Iterate over the records of [first, stop) as columns, up to the end of the log at the time of the call."""
     seq, end = _bounds(state, first, stop)
     while seq < end:
         segment, chunk = _read_chunk(state, seq, end, bytes_max)
         if len(chunk.rows):
             yield chunk.rows
         if chunk.fault is None:
-            assert chunk.next_seq > seq, "a read moves on"
+            assert chunk.next_seq > seq, "a read makes progress"
             seq = chunk.next_seq
         elif skip_damage:
             state.damage_skipped += 1
@@ -79,7 +79,7 @@ def read_batches(
 
 
 def _raise_unexplained_tail(state: LogState, *, skip_damage: bool) -> None:
-    """Raise at the end of a log whose last bytes may be records of another program: it is not where the log ends."""
+    """Raise at the end of a log whose last bytes may be records of another program: the log may continue there."""
     if skip_damage:
         state.damage_skipped += 1
         return
@@ -95,40 +95,39 @@ def _raise_unexplained_tail(state: LogState, *, skip_damage: bool) -> None:
 
 
 def _read_chunk(state: LogState, seq: int, end: int, bytes_max: int) -> tuple[SealedSegment | ActiveSegment, Chunk]:
-    """One read of the segment that holds `seq`. A sealed one cannot change, so it is read without the lock."""
+    """Read once from the segment of `seq`. A sealed one does not change, so it is read without the lock."""
     segment: SealedSegment | ActiveSegment
     with state.mutex:
         state.check_open()
         segment = state.segment_at(seq)
-        shape = segment.content()
+        content = segment.content()
         chunk: Chunk | None = None
         if isinstance(segment, ActiveSegment):
-            chunk = state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
+            chunk = state.codec.read(content, seq, min(end, segment.next_seq), bytes_max)
     if chunk is None:
         assert isinstance(segment, SealedSegment), "the active one was read under the lock"
-        chunk = segment.read(shape, seq, min(end, segment.stop), bytes_max)
+        chunk = segment.read(content, seq, min(end, segment.stop), bytes_max)
     if (chunk.fault is not None or not len(chunk.rows)) and not state.writable and _reload_if_changed(state):
-        # The writer swapped, dropped or truncated the segment since it was opened: what was read is neither damage nor
-        # a hole.
+        # The writer replaced, dropped or truncated the segment since it was opened: this is neither damage nor a hole.
         return _read_chunk(state, seq, end, bytes_max)
     return segment, chunk
 
 
 def _reload_if_changed(state: LogState) -> bool:
-    """Take a directory that a writer has changed as it is now; False where it is as it was when it was looked at."""
+    """Recover again where a writer has changed the directory; False where it is unchanged."""
     with state.mutex:
         state.check_open()
         if state.directory_snapshot is None or read_directory(state.files) == state.directory_snapshot:
             return False
         for segment in state.sealed:
             segment.reset()
-        found, state.directory_snapshot = recover_for_reading(state.files, state.latch, verify=False)
-        apply_recovered(state, found)
+        recovered, state.directory_snapshot = recover_for_reading(state.files, state.latch, verify=False)
+        apply_recovered(state, recovered)
         return True
 
 
 def apply_recovered(state: LogState, recovered: RecoveredLog) -> None:
-    """Serve what a second look at the directory found."""
+    """Replace the segments of an open log by newly recovered ones."""
     state.active.close()
     state.sealed, state.report = recovered.sealed, recovered.report
     state.active = recovered.active or missing_active_segment(state.files, state.latch, recovered.next_base or 0)
@@ -146,42 +145,42 @@ def _bounds(state: LogState, first: int | None, stop: int | None) -> tuple[int, 
 
 
 def read_page(state: LogState, first: int, *, limit: int | None, bytes_max: int | None, skip_damage: bool) -> Page:
-    """Records from `first` on: at most `limit`, and about `bytes_max` of data but never less than one record."""
+    """Return records from `first` on: at most `limit`, about `bytes_max` of data but at least one record."""
     if limit is not None and limit < 0:
         raise BadInput(f"limit is {limit}, it must not be negative")
-    budget = READ_CHUNK_BYTES if bytes_max is None else bytes_max
-    found: list[Record] = []
+    bytes_max = READ_CHUNK_BYTES if bytes_max is None else bytes_max
+    records: list[Record] = []
     seq, end = _bounds(state, first, None)
-    if limit == 0 or budget <= 0:
-        return Page(found, seq)
+    if limit == 0 or bytes_max <= 0:
+        return Page(records, seq)
     used = 0
-    for rows in read_batches(state, seq, end, bytes_max=budget, skip_damage=skip_damage):
+    for rows in read_batches(state, seq, end, bytes_max=bytes_max, skip_damage=skip_damage):
         sizes = used + np.cumsum(rows.data.size)
-        take = len(rows) if limit is None else min(len(rows), limit - len(found))
-        take = min(take, max(int(np.searchsorted(sizes, budget, "right")), 0 if found else 1))
-        found += columns.iter_records(rows.slice(0, take))
-        if take < len(rows) or (limit is not None and len(found) >= limit):
-            return Page(found, found[-1].seq + 1 if found else seq)
+        take = len(rows) if limit is None else min(len(rows), limit - len(records))
+        take = min(take, max(int(np.searchsorted(sizes, bytes_max, "right")), 0 if records else 1))
+        records += columns.iter_records(rows.slice(0, take))
+        if take < len(rows) or (limit is not None and len(records) >= limit):
+            return Page(records, records[-1].seq + 1 if records else seq)
         used = int(sizes[-1])
-        if used >= budget:
-            return Page(found, found[-1].seq + 1)
-    return Page(found, end)
+        if used >= bytes_max:
+            return Page(records, records[-1].seq + 1)
+    return Page(records, end)
 
 
 def seek_time(state: LogState, ts_us: int) -> int:
-    """The first seq whose record is not older than `ts_us`; the next seq to be written where all are older."""
+    """Return the first seq whose record is not older than `ts_us`; the next seq where all are older."""
     state.check_open()
     if state.codec.created_suffix is not None:
-        raise BadInput(f"the {state.codec.name} layout keeps no time per record; read by seq instead")
+        raise BadInput(f"the {state.codec.name} layout stores no time per record; read by seq instead")
     with state.mutex:
         state.check_open()
         highest, first = state.highest, state.active.base
-        # Segments that compaction emptied have no times and cannot hold the answer.
+        # Segments that compaction emptied have no times and no record to find.
         timed = [(segment.base, times[1]) for segment in state.sealed if (times := segment.time_range()) is not None]
-    # Not by bisection: the times of a log that another program wrote may step back.
+    # Not by bisection: the times in a log of another program may step back.
     first = next((base for base, newest in timed if newest >= ts_us), first)
     for rows in read_batches(state, first, None, skip_damage=True):
-        at = count_leading_true(rows.ts_us < ts_us)
-        if at < len(rows):
-            return int(rows.seq[at])
+        older = count_leading_true(rows.ts_us < ts_us)
+        if older < len(rows):
+            return int(rows.seq[older])
     return highest

@@ -1,25 +1,25 @@
-"""[shell] Disk → open log. The one module that is shell and policy at once, because what is found decides what is done.
+"""Recovery: open the files of a log after a crash, a kill, or damage.
 
 Rules, in order of authority:
-  1. Bytes that may hold an acked record are never dropped: what is cut and is not plainly a torn
-     last record goes to `quarantine/` first, and the report says so.
-  2. The last segment is the active one: it is scanned whole and cut at the first bad record, unless that was durable
-     (the manifest knows how far): then it is left as it is, becomes a sealed one, and the log goes on in a new one.
-  3. A sealed segment is never changed. Damage in it is reported, and everything else is served.
-  4. Files that can be derived are rebuilt beside the old ones and renamed into place.
-  5. Temporaries and segments whose removal was announced in the manifest are swept; unknown names are left alone.
-     A segment that the manifest names, or that a side file proves, and whose files are gone is damage: it stays in the
-     list, its seqs raise Corrupt, and they are never given again.
-  6. Files whose layout is not understood are an error (UnknownLayout) before anything is changed. The end of an
-     active segment that another program wrote is cut only where it is plainly an unfinished write, or on request.
+  1. Bytes that may contain an acked record are never dropped: a cut that is not plainly a torn last record is copied
+     to `quarantine/` first, and the report lists it.
+  2. The last segment is the active one. It is scanned whole and cut at the first bad record. If that record was durable
+     (the manifest has the durable size), the segment is not cut: it becomes a sealed one and a new one is started.
+  3. A sealed segment is never changed. Damage in it is reported, and all other records are served.
+  4. Derived files are rebuilt beside the old ones and renamed into place.
+  5. Temporaries, and segments that the manifest lists as being removed, are swept; unknown names are left alone.
+     A segment that the manifest names, or that a side file proves, and whose files are missing is damage: it stays in
+     the list, its seqs raise Corrupt, and they are never assigned again.
+  6. An unknown layout is an error (UnknownLayout) before anything is changed. The end of an active segment of another
+     program is cut only where it is plainly an unfinished write, or on request.
 
-With `writable=False` nothing on disk changes: cuts are logical, rebuilt indexes live in memory.
+With `writable=False` nothing on disk changes: cuts are logical, rebuilt indexes stay in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -41,13 +41,13 @@ _OFFSETS_FILE = ".consumer_offsets"
 _TEMPORARIES = frozenset(
     (".cleaner_checkpoint.tmp", f"{_OFFSETS_FILE}.tmp", ".next_seq.tmp", f"{log_manifest.NAME}.tmp")
 )
-_LOST_SEGMENT_MARGIN_SEQS = 1 << 20  # above what the files of a lost segment tell, where no manifest says more
+_LOST_SEGMENT_MARGIN_SEQS = 1 << 20  # added to the estimate for a lost segment without a manifest
 _RECORDS_PER_INDEX_BYTE_MAX = 16  # at most, in a sparse index
 _READ_CHUNK_BYTES = 8 << 20  # of one read while a whole segment is verified
 
 
 class Damage(NamedTuple):
-    """A fault and the file it lies in."""
+    """A fault and the file it is in."""
 
     file: str
     fault: Fault
@@ -55,7 +55,7 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening the log found and did. Printed by the command line, asserted by tests."""
+    """Findings and repairs of an open. Printed by the command line."""
 
     segments: int = 0
     cut_bytes: int = 0
@@ -64,35 +64,33 @@ class RecoveryReport:
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
-    next_seq_floor: int = 0  # seqs below this one lie in what was cut and are not given again
-    cut_suspect: bool = False  # what was cut may be more than one unfinished write: records may lie behind the bad one
-    has_unexplained_tail: bool = (
-        False  # what would be cut may be records of another program; a reader is told at the end
-    )
-    notes: list[str] = field(default_factory=list)  # what is unusual and harmless, and stays as it is
+    next_seq_floor: int = 0  # seqs below this one were found in the cut bytes and are not assigned again
+    cut_suspect: bool = False  # the cut may be more than one unfinished write: records may follow the bad one
+    has_unexplained_tail: bool = False  # the cut may be records of another program: readers raise at the end
+    notes: list[str] = field(default_factory=list)  # unusual, harmless, and left as it is
 
     @property
     def clean(self) -> bool:
-        """Nothing had to be done and nothing is wrong."""
+        """Whether nothing was repaired and nothing is damaged."""
         return not (self.cut_bytes or self.rebuilt or self.swept or self.quarantined or self.damage)
 
     def lines(self) -> list[str]:
-        """The report in words, one finding a line."""
-        said = []
+        """Return the report as text, one finding per line."""
+        lines = []
         if self.cut_bytes:
-            said.append(f"cut {self.cut_bytes} bytes of an unfinished write ({self.cut_reason})")
-        said += self.notes
-        said += [f"rebuilt {name}" for name in self.rebuilt]
-        said += [f"swept {name}" for name in self.swept]
-        said += [f"kept the cut bytes in {name}" for name in self.quarantined]
-        said += [
+            lines.append(f"cut {self.cut_bytes} bytes of an unfinished write ({self.cut_reason})")
+        lines += self.notes
+        lines += [f"rebuilt {name}" for name in self.rebuilt]
+        lines += [f"swept {name}" for name in self.swept]
+        lines += [f"kept the cut bytes in {name}" for name in self.quarantined]
+        lines += [
             f"damage in {file} at byte {fault.pos}{fault.seqs_text}: {fault.reason}" for file, fault in self.damage
         ]
-        return said
+        return lines
 
 
 class DirectorySnapshot(NamedTuple):
-    """What tells one state of a directory from another: its names, and the manifest, which every step replaces."""
+    """One state of a directory: its file names, and its manifest, which every change of the log replaces."""
 
     names: tuple[str, ...]
     manifest: bytes | None
@@ -103,43 +101,43 @@ class RecoveredLog(NamedTuple):
     active: ActiveSegment | None
     report: RecoveryReport
     manifest: LogManifest | None = None
-    next_base: int | None = None  # where numbering goes on; None: where the active segment ends, or a new log begins
+    next_base: int | None = None  # where numbering continues; None: at the end of the active segment, or of a new log
 
 
 def load_manifest(disk: Disk, directory: str) -> LogManifest | None:
-    """The manifest of the log in this directory; None where there is none: a log of another program or of an older
-    version. Corrupt or NewerFormat where it cannot be read."""
+    """Return the manifest of the log in this directory; None for a log of another program or of an older version.
+    Raises Corrupt or NewerFormat where it cannot be read."""
     path = join(directory, log_manifest.NAME)
     content = read_file(disk, path)
     return None if content is None else log_manifest.decode(content, path)
 
 
 def detect_codec(disk: Disk, directory: str, names: Sequence[str]) -> str | None:
-    """The codec that wrote this directory: its manifest says it, or the names of its files do."""
+    """Return the codec that wrote this directory, from its manifest or from its file names."""
     with suppress(Corrupt):
-        if log_manifest.NAME in names and (found := load_manifest(disk, directory)) is not None:
-            return found.codec
+        if log_manifest.NAME in names and (manifest := load_manifest(disk, directory)) is not None:
+            return manifest.codec
     return guess_codec(names)
 
 
 def read_directory(files: LogFiles) -> DirectorySnapshot:
-    """The directory as it is now."""
+    """Read the current state of the directory."""
     names = tuple(files.disk.list_dir(files.directory))
     return DirectorySnapshot(names, read_file(files.disk, join(files.directory, log_manifest.NAME)))
 
 
 class SegmentListing(NamedTuple):
-    bases: list[int]  # of the segments that there are, or that something proves to have been
-    suffixes_by_base: dict[int, set[str]]  # which files each has; "" is the data file
-    leftovers: list[int]  # files without a segment: of a birth or a removal that was interrupted
+    bases: list[int]  # of the segments that exist, or that other files prove to have existed
+    suffixes_by_base: dict[int, set[str]]  # the files of each; "" is the data file
+    leftovers: list[int]  # files without a segment, of an interrupted creation or removal
 
 
 def list_segments(files: LogFiles, names: Sequence[str], manifest: LogManifest | None) -> SegmentListing:
-    """Tell segments from what an interrupted step left behind.
+    """Separate the segments of a directory from leftovers of interrupted steps.
 
-    What the manifest names is a segment, whether its files are there or not, and what it says is being removed is
-    none. Another segment whose files are all empty never held a record. Any other was written by a program that keeps
-    no manifest, or its data was lost: a side file that says something is evidence.
+    A base that the manifest names is a segment, whether its files exist or not; one that it lists as being removed is
+    not. Another one whose files are all empty never contained a record. Any other was written by a program that keeps
+    no manifest, or its data was lost: a side file with content is evidence.
     """
     codec = files.codec
     parts: dict[int, set[str]] = {}
@@ -147,11 +145,11 @@ def list_segments(files: LogFiles, names: Sequence[str], manifest: LogManifest |
         if (known := codec.parse_file_name(name)) is not None:
             parts.setdefault(known[0], set()).add(known[1])
     named = _named_bases(manifest)
-    going = set(manifest.removing) if manifest is not None else set()
-    # A layout whose index is the truth has a segment where it has an index; the others where there is data.
+    removing = set(manifest.removing) if manifest is not None else set()
+    # A segment exists where its index does if the index is authoritative; otherwise where its data does.
     leader = codec.side_suffixes[0] if 0 in codec.authoritative_sides else ""
     bases = set(named)
-    for base in set(parts) - named - going:
+    for base in set(parts) - named - removing:
         if manifest is None:
             counts = leader in parts[base] or _has_content(files, base, parts[base])
         else:
@@ -169,7 +167,7 @@ def _named_bases(manifest: LogManifest | None) -> set[int]:
 
 
 def _has_content(files: LogFiles, base: int, suffixes: set[str]) -> bool:
-    """Whether any file of a segment but that of its birth holds more than preallocated zeros."""
+    """Whether any file of a segment except `.created` contains more than preallocated zeros."""
     paths = [
         files.side_path(base, suffix) if suffix else files.data_path(base)
         for suffix in suffixes - {files.codec.created_suffix}
@@ -180,8 +178,7 @@ def _has_content(files: LogFiles, base: int, suffixes: set[str]) -> bool:
 def recover_log(
     files: LogFiles, latch: WriteLatch, *, writable: bool, verify: bool, repair: bool = False
 ) -> RecoveredLog:
-    """Everything that can be served, and a report of what was done about the rest. `repair` also cuts an end that
-    nothing explains."""
+    """Recover every readable record and report the rest. `repair` also cuts an unexplained end."""
     if writable:
         _detect_layout(files)
         return _recover_once(files, latch, writable=True, verify=verify, repair=repair)
@@ -189,28 +186,28 @@ def recover_log(
 
 
 def recover_for_reading(files: LogFiles, latch: WriteLatch, *, verify: bool) -> tuple[RecoveredLog, DirectorySnapshot]:
-    """`recover` for a reader, beside a writer that may be in the middle of anything. What looks wrong is believed only
-    if the directory did not change while it was looked at."""
+    """`recover_log` for a reader, beside a writer at any step. Damage counts only if the directory did not change
+    while it was read."""
     for _ in range(_READ_ATTEMPTS_MAX):
         before = read_directory(files)
-        found: RecoveredLog | None = None
+        recovered: RecoveredLog | None = None
         try:
             _detect_layout(files)
-            found = _recover_once(files, latch, writable=False, verify=verify, repair=False)
+            recovered = _recover_once(files, latch, writable=False, verify=verify, repair=False)
         except (OSError, Error):
             if read_directory(files) == before:
                 raise
         else:
             after = read_directory(files)
             if after == before:
-                return found, after
-            gone = _snapshot_bases(files, before) - _snapshot_bases(files, after)
-            if not (gone or found.report.damage or found.report.cut_suspect):
-                return found, before  # not as it is now: whoever meets damage later looks again
-        if found is not None:
-            if found.active is not None:
-                found.active.close()
-            for base in (segment.base for segment in found.sealed):
+                return recovered, after
+            removed = _snapshot_bases(files, before) - _snapshot_bases(files, after)
+            if not (removed or recovered.report.damage or recovered.report.cut_suspect):
+                return recovered, before  # the older one: a read that finds damage later reads the directory again
+        if recovered is not None:
+            if recovered.active is not None:
+                recovered.active.close()
+            for base in (segment.base for segment in recovered.sealed):
                 files.drop_cached(base)
     raise Unavailable(f"{files.directory} changes faster than it can be opened; nothing was changed, try again")
 
@@ -220,7 +217,7 @@ def _snapshot_bases(files: LogFiles, snapshot: DirectorySnapshot) -> set[int]:
 
 
 def _detect_layout(files: LogFiles) -> None:
-    """Let the codec tell the variant of its layout from the files. Nothing is changed."""
+    """Let the codec detect the variant of its layout from the files. Nothing is changed."""
 
     def read(name: str) -> Buffer | None:
         return map_file(files.disk, join(files.directory, name))
@@ -235,26 +232,54 @@ def _recover_once(files: LogFiles, latch: WriteLatch, *, writable: bool, verify:
     report = RecoveryReport()
     manifest = _load_manifest_or_report(files, report, writable=writable)
     names = files.disk.list_dir(files.directory)
-    found = list_segments(files, names, manifest)
-    if writable and found.bases and not repair:
-        last = found.bases[-1]
-        if last in found.suffixes_by_base and files.codec.is_foreign(found.suffixes_by_base[last]):
+    listing = list_segments(files, names, manifest)
+    if writable and listing.bases and not repair:
+        last = listing.bases[-1]
+        if last in listing.suffixes_by_base and files.codec.is_foreign(listing.suffixes_by_base[last]):
             _check_tail_explained(files, last)
-    if writable and (settled := finish_replacements(files, found.bases)):
-        report.rebuilt += settled
+    if writable and (finished := finish_replacements(files, listing.bases)):
+        report.rebuilt += finished
         names = files.disk.list_dir(files.directory)
-        found = list_segments(files, names, manifest)
+        listing = list_segments(files, names, manifest)
     if writable:
-        _remove_leftovers(files, names, found, report)
+        _remove_leftovers(files, names, listing, report)
+    sealed = _open_sealed_segments(files, listing.bases, manifest, report, writable=writable, verify=verify)
+    active, next_base = None, None
+    if listing.bases:
+        active, retired, next_base = _open_last_segment(
+            files, latch, listing.bases[-1], manifest, report, writable=writable
+        )
+        if retired is not None:
+            sealed.append(retired)
+    if manifest is not None and manifest.offsets and files.disk.stat(join(files.directory, _OFFSETS_FILE)) is None:
+        reason = "the file is missing: the committed offsets of consumers are lost"
+        report.damage.append(Damage(_OFFSETS_FILE, Fault(0, 0, 0, reason)))
+    if writable:
+        # Names that a killed process created or removed may not be durable yet, and later acks depend on them.
+        files.disk.sync_dir(files.directory)
+    report.segments = len(listing.bases)
+    return RecoveredLog(sealed, active, report, manifest, next_base)
+
+
+def _open_sealed_segments(
+    files: LogFiles,
+    bases: Sequence[int],
+    manifest: LogManifest | None,
+    report: RecoveryReport,
+    *,
+    writable: bool,
+    verify: bool,
+) -> list[SealedSegment]:
+    """Open every segment but the last. Where no manifest names the next one, seqs between the two may be lost."""
     sealed: list[SealedSegment] = []
     named = _named_bases(manifest)
     entries = {} if manifest is None else {entry.base: entry for entry in manifest.segments}
     if manifest is not None and manifest.active is not None:
         entries[manifest.active.base] = manifest.active
-    for base, stop in pairwise(found.bases):
+    for base, stop in pairwise(bases):
         hole: SealedSegment | None = None
         if stop not in named:
-            # A first look changes nothing: an index that is filled up to the next segment would hide what is lost.
+            # Opened without writing first: an index that is filled up to the next segment would hide lost records.
             first = _open_sealed(files, base, stop, entries.get(base), RecoveryReport(), writable=False, verify=False)
             hole = _find_missing_seqs(files, first, report)
             files.drop_cached(base)
@@ -265,33 +290,19 @@ def _recover_once(files: LogFiles, latch: WriteLatch, *, writable: bool, verify:
         sealed.append(_open_sealed(files, base, stop, entries.get(base), report, writable=writable, verify=verify))
         if hole is not None:
             sealed.append(hole)
-    active, next_base = None, None
-    if found.bases:
-        active, retired, next_base = _open_last_segment(
-            files, latch, found.bases[-1], manifest, report, writable=writable
-        )
-        if retired is not None:
-            sealed.append(retired)
-    if manifest is not None and manifest.offsets and files.disk.stat(join(files.directory, _OFFSETS_FILE)) is None:
-        reason = "the file is missing: how far consumers had come is lost"
-        report.damage.append(Damage(_OFFSETS_FILE, Fault(0, 0, 0, reason)))
-    if writable:
-        # Names that a killed process created or removed may still wait for the disk; from here on acks hang on them.
-        files.disk.sync_dir(files.directory)
-    report.segments = len(found.bases)
-    return RecoveredLog(sealed, active, report, manifest, next_base)
+    return sealed
 
 
 def _check_tail_explained(files: LogFiles, base: int) -> None:
     """Raise before anything is changed where the end of another program's active segment would have to be cut, and is
     not plainly an unfinished write."""
     content = map_file(files.disk, files.data_path(base)) or b""
-    found = files.codec.recover(content, _read_sides(files, base), base)
-    if found.has_unexplained_tail:
+    recovered = files.codec.recover(content, _read_sides(files, base), base)
+    if recovered.has_unexplained_tail:
         error = Damaged(
-            f"{files.data_path(base)}: {len(content) - found.end} bytes from byte {found.end} on (seq "
-            f"{found.next_seq}) are "
-            f"not readable records ({found.reason}) and not plainly an unfinished write; nothing was changed. "
+            f"{files.data_path(base)}: {len(content) - recovered.end} bytes from byte {recovered.end} on "
+            f"(seq {recovered.next_seq}) are not readable records ({recovered.reason}) "
+            "and not plainly an unfinished write; nothing was changed. "
             "`tidelog log repair` cuts them and keeps them in quarantine; `tidelog log restore` copies the records "
             "before them"
         )
@@ -300,11 +311,11 @@ def _check_tail_explained(files: LogFiles, base: int) -> None:
 
 
 def _load_manifest_or_report(files: LogFiles, report: RecoveryReport, *, writable: bool) -> LogManifest | None:
-    """The manifest, or None and a report where it is damaged. It is kept in quarantine before a new one is written."""
+    """Load the manifest; None and a report where it is damaged. It is quarantined before a new one is written."""
     try:
         return load_manifest(files.disk, files.directory)
     except Corrupt as error:
-        reason = f"{error.reason}; whether segment files were lost is known only as far as the others prove it"
+        reason = f"{error.reason}; lost segment files are known only as far as the other files prove them"
         report.damage.append(Damage(log_manifest.NAME, Fault(0, 0, error.pos, reason)))
         if writable:
             path = join(files.directory, log_manifest.NAME)
@@ -313,8 +324,8 @@ def _load_manifest_or_report(files: LogFiles, report: RecoveryReport, *, writabl
 
 
 def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: RecoveryReport) -> SealedSegment | None:
-    """Without a manifest: seqs between the end of a segment and the beginning of the next that no file holds.
-    Compaction explains them where its checkpoint has come that far; otherwise files were lost."""
+    """Without a manifest: find the seqs between two segments that no file contains. Compaction explains them where its
+    checkpoint is past them; otherwise files were lost."""
     if segment.salvage is not None or segment.lost_reason:
         return None
     reach, stop = files.codec.end_seq(segment.content()), segment.stop
@@ -327,7 +338,7 @@ def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: Recovery
     with suppress(Corrupt):
         if text is not None and rustlog_layout.decode_cleaner_checkpoint(text).last_cleaned_seq >= stop:
             return None
-    reason = "no file holds these records and nothing says that they were removed"
+    reason = "no file contains these records and nothing shows that they were removed"
     report.damage.append(Damage(files.codec.data_name(reach), Fault(reach, stop, 0, reason)))
     if reach == segment.base:
         segment.lost_reason = reason
@@ -337,8 +348,8 @@ def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: Recovery
 
 
 def _remove_leftovers(files: LogFiles, names: Sequence[str], listing: SegmentListing, report: RecoveryReport) -> None:
-    """Remove what interrupted steps left. `_recover` syncs the directory at its end; names that a power cut brings back
-    before that are swept again."""
+    """Remove the files of interrupted steps. `_recover_once` syncs the directory at its end; names that a power cut
+    restores before that are swept again."""
     disk, codec, directory = files.disk, files.codec, files.directory
     for name in names:
         if not codec.is_temporary(name) and name not in _TEMPORARIES:
@@ -366,11 +377,11 @@ def _read_sides(files: LogFiles, base: int) -> list[bytes | None]:
 def rebuild_sides(
     files: LogFiles, base: int, recovered: RecoveredSegment, report: RecoveryReport | None = None
 ) -> None:
-    """Write the side files that a scan says this segment must have: beside the old ones, then renamed over."""
+    """Write the derived side files that a scan computed: beside the old ones, then renamed over them."""
     codec = files.codec
     for number, (suffix, content) in enumerate(zip(codec.side_suffixes, recovered.sides, strict=True)):
         if number in codec.authoritative_sides:
-            continue  # nothing else says what it says
+            continue  # cannot be derived
         path = files.side_path(base, suffix)
         if read_file(files.disk, path) == content:
             continue
@@ -422,7 +433,7 @@ def _open_sealed(
 
 
 def _report_missing_sides(segment: SealedSegment, present: Sequence[bool], report: RecoveryReport) -> None:
-    """Report side files that a segment had and that nothing can give back. Its records are served, unchecked."""
+    """Report missing authoritative side files of a segment. Its records are served, unchecked."""
     codec = segment.files.codec
     for number, (suffix, is_there) in enumerate(zip(codec.side_suffixes, present, strict=True)):
         if (
@@ -431,52 +442,52 @@ def _report_missing_sides(segment: SealedSegment, present: Sequence[bool], repor
             and not is_there
             and number in codec.authoritative_sides
         ):
-            reason = "the file is missing: what it says of the records cannot be checked any more"
+            reason = "the file is missing: the records cannot be checked against it any more"
             report.damage.append(
                 Damage(codec.side_name(segment.base, suffix), Fault(segment.base, segment.base, 0, reason))
             )
 
 
 def _salvage_segment(segment: SealedSegment, report: RecoveryReport, file: str | None = None) -> None:
-    """Find by the records alone what can be read of a segment, and report exactly what cannot."""
+    """Find the readable records of a segment without its index, and report the rest."""
     segment.salvage = segment.read_salvage(segment.content())
     name = file or segment.files.codec.data_name(segment.base)
     report.damage += [Damage(name, fault) for fault in segment.salvage.faults]
 
 
 def _report_contradiction(segment: SealedSegment, fault: Fault, report: RecoveryReport, file: str) -> None:
-    """Report files that contradict each other although every record that is there can be read. Where a footer says that
-    there was more data, the rest of the segment is lost."""
-    found = segment.salvage
-    if found is None or found.faults:
+    """Report files that contradict each other although every record in the data can be read. Where the footer has a
+    larger data size, the rest of the segment is lost."""
+    salvage = segment.salvage
+    if salvage is None or salvage.faults:
         return
     lost = fault._replace(seq=segment.base, resume=segment.base)
     if segment.files.codec.footer_suffix:
-        after = int(found.rows.seq[-1]) + 1 if len(found.rows) else segment.base
+        after = int(salvage.rows.seq[-1]) + 1 if len(salvage.rows) else segment.base
         lost = fault._replace(seq=after, resume=max(segment.stop, after))
-        segment.salvage = Salvage(found.rows, [lost])
+        segment.salvage = Salvage(salvage.rows, [lost])
     report.damage.append(Damage(file, lost))
 
 
 def _rebuild_index(segment: SealedSegment, report: RecoveryReport, *, writable: bool) -> None:
-    """Make the index of a sealed segment again from its data. Where the data is damaged nothing is written: an index
-    that leaves records out would hide that they were there."""
+    """Rebuild the index of a sealed segment from its data. Where the data is damaged nothing is written: an index
+    without the damaged records would hide that they existed."""
     files, base = segment.files, segment.base
     codec, disk = files.codec, files.disk
-    have = _read_sides(files, base)
-    found = codec.recover(map_file(disk, files.data_path(base)) or b"", have, base)
-    if found.stop is not ScanStop.END:
+    sides = _read_sides(files, base)
+    recovered = codec.recover(map_file(disk, files.data_path(base)) or b"", sides, base)
+    if recovered.stop is not ScanStop.END:
         _salvage_segment(segment, report)
         return
-    found = found._replace(sides=codec.fill_holes(found.sides, base, segment.stop, found.end))
+    recovered = recovered._replace(sides=codec.fill_holes(recovered.sides, base, segment.stop, recovered.end))
     if not writable:
-        kept = [side if number in codec.authoritative_sides else None for number, side in enumerate(have)]
+        kept = [side if number in codec.authoritative_sides else None for number, side in enumerate(sides)]
         segment.rebuilt_sides = tuple(
-            old if old is not None else new for old, new in zip(kept, found.sides, strict=True)
+            old if old is not None else new for old, new in zip(kept, recovered.sides, strict=True)
         )
         report.rebuilt.append(f"{codec.side_name(base, codec.side_suffixes[0])} (in memory)")
         return
-    rebuild_sides(files, base, found, report)
+    rebuild_sides(files, base, recovered, report)
     if codec.footer_suffix:
         segment.footer = codec.build_footer(segment.content())
         if segment.footer is not None:
@@ -485,24 +496,23 @@ def _rebuild_index(segment: SealedSegment, report: RecoveryReport, *, writable: 
 
 
 def expected_sides(segment: SealedSegment) -> tuple[bytes, ...] | None:
-    """What the derivable side files of a sealed segment must hold, byte for byte; None where the data is damaged."""
-    shape, codec = segment.content(), segment.files.codec
-    have = [None if side is None else bytes(side) for side in shape.sides]
-    found = codec.recover(shape.data.fetch(0, shape.data.size), have, segment.base)
-    return (
-        None if found.stop is not ScanStop.END else codec.fill_holes(found.sides, segment.base, segment.stop, found.end)
-    )
+    """Return the exact bytes that the derived side files of a sealed segment must have; None if the data is damaged."""
+    content, codec = segment.content(), segment.files.codec
+    sides = [None if side is None else bytes(side) for side in content.sides]
+    recovered = codec.recover(content.data.fetch(0, content.data.size), sides, segment.base)
+    if recovered.stop is not ScanStop.END:
+        return None
+    return codec.fill_holes(recovered.sides, segment.base, segment.stop, recovered.end)
 
 
 def reload_segment(segment: SealedSegment) -> None:
-    """Look again at a segment whose files were being changed when the disk failed: what its data is now decides, and
-    its sides are made in memory."""
+    """Read a segment again whose files were being replaced when the disk failed. Its current data is valid; its sides
+    are rebuilt in memory."""
     files, base = segment.files, segment.base
     files.drop_cached(base)
     data = map_file(files.disk, files.data_path(base)) or memoryview(b"")
-    have = _read_sides(files, base)
-    found = files.codec.recover(data, have, base)
-    segment.rebuilt_sides = files.codec.fill_holes(found.sides, base, segment.stop, found.end)
+    recovered = files.codec.recover(data, _read_sides(files, base), base)
+    segment.rebuilt_sides = files.codec.fill_holes(recovered.sides, base, segment.stop, recovered.end)
     segment.size, segment.footer = len(data), None
     segment.reset()
 
@@ -511,29 +521,23 @@ def _index_mismatch(segment: SealedSegment) -> str | None:
     expected = expected_sides(segment)
     if expected is None or segment.content().index == expected[0]:
         return None
-    return "the index is not what its data gives"
+    return "the index does not match its data"
 
 
 def find_segment_faults(
     segment: SealedSegment, on_rows: Callable[[Rows], None] | None = None
 ) -> tuple[list[Fault], int]:
-    """Read a whole sealed segment: every place that cannot be read, and how many records can. `look` sees them all."""
-    shape = segment.content()
-    seq, found, records = segment.base, [], 0
-    while seq < segment.stop:
-        chunk = segment.read(shape, seq, segment.stop, _READ_CHUNK_BYTES)
+    """Read a whole sealed segment: return its faults and how many records are good; `on_rows` gets those."""
+    faults, records = list[Fault](), 0
+    for chunk in segment.chunks(segment.content(), _READ_CHUNK_BYTES):
         records += len(chunk.rows)
         if on_rows is not None:
             on_rows(chunk.rows)
-        after = chunk.next_seq
         if chunk.fault is not None:
-            found.append(chunk.fault)
-            after = chunk.fault.resume
-        assert after > seq, "a read moves on"
-        seq = after
+            faults.append(chunk.fault)
     if segment.salvage is not None:
-        found += [fault for fault in segment.salvage.faults if fault.resume <= fault.seq]
-    return found, records
+        faults += [fault for fault in segment.salvage.faults if fault.resume <= fault.seq]
+    return faults, records
 
 
 def _open_last_segment(
@@ -545,8 +549,8 @@ def _open_last_segment(
     *,
     writable: bool,
 ) -> tuple[ActiveSegment | None, SealedSegment | None, int | None]:
-    """The last segment: as the active one, or, where records of it are lost, as a sealed one with damage, and where
-    the numbering then goes on. Nothing of a damaged one is cut, and no seq that may have been acked is given again."""
+    """Open the last segment as the active one; where records of it are lost, as a sealed one with damage, and return
+    where numbering continues. A damaged one is not cut, and no seq that may have been acked is assigned again."""
     codec, disk = files.codec, files.disk
     known = manifest.active if manifest is not None else None
     if known is not None and known.base != base:
@@ -580,23 +584,22 @@ def _open_last_segment(
 
 
 def _seq_above(files: LogFiles, base: int, manifest: LogManifest | None) -> int:
-    """A seq above all that a lost segment may have held."""
+    """Return a seq above all that a lost segment may have contained."""
     if manifest is not None:
         return max(manifest.reserved, manifest.next_seq, base + 1)
     sides = [files.disk.stat(files.side_path(base, suffix)) for suffix in files.codec.side_suffixes]
     data = files.disk.stat(files.data_path(base))
-    each = 1 if 0 in files.codec.authoritative_sides else _RECORDS_PER_INDEX_BYTE_MAX
-    return (
-        base + _LOST_SEGMENT_MARGIN_SEQS + sum(side.size * each for side in sides if side) + (data.size if data else 0)
-    )
+    per_byte = 1 if 0 in files.codec.authoritative_sides else _RECORDS_PER_INDEX_BYTE_MAX
+    indexed = sum(side.size * per_byte for side in sides if side)
+    return base + _LOST_SEGMENT_MARGIN_SEQS + indexed + (data.size if data else 0)
 
 
 class ActiveScan(NamedTuple):
-    """The last segment, read once: its bytes, its sides, and what they were found to be."""
+    """The last segment, read once: its bytes, its sides, and the scan of them."""
 
     content: bytes
     sides: list[bytes | None]
-    found: RecoveredSegment
+    recovered: RecoveredSegment
 
 
 def _scan_active(files: LogFiles, base: int) -> ActiveScan:
@@ -607,19 +610,21 @@ def _scan_active(files: LogFiles, base: int) -> ActiveScan:
 def _seal_damaged_active(
     files: LogFiles, entry: Entry, manifest: LogManifest, scan: ActiveScan, report: RecoveryReport
 ) -> SealedSegment | None:
-    """The active segment as a sealed one, if records of it that were durable are damaged or gone."""
+    """Return the active segment as a sealed one if durable records of it are damaged or missing."""
     codec, base = files.codec, entry.base
-    content, have, found = scan
-    lacks = any(entry.sides >> n & 1 and side is None for n, side in enumerate(have) if n in codec.authoritative_sides)
-    short = found.end < entry.data_bytes or (manifest.clean and found.next_seq < manifest.next_seq)
-    if not (lacks or short):
+    content, sides, recovered = scan
+    lacks_side = any(
+        entry.sides >> n & 1 and side is None for n, side in enumerate(sides) if n in codec.authoritative_sides
+    )
+    short = recovered.end < entry.data_bytes or (manifest.clean and recovered.next_seq < manifest.next_seq)
+    if not (lacks_side or short):
         return None
     stop = _seq_above(files, base, manifest)
-    size = sum(len(side) for side in have if side is not None)
+    size = sum(len(side) for side in sides if side is not None)
     segment = SealedSegment(
         files, base, stop, len(content), size, complete_bytes=entry.data_bytes, authoritative_side_bits=entry.sides
     )
-    _report_missing_sides(segment, [side is not None for side in have], report)
+    _report_missing_sides(segment, [side is not None for side in sides], report)
     _salvage_segment(segment, report)
     return segment
 
@@ -643,17 +648,17 @@ def open_active(
         report.rebuilt.append(codec.data_name(base))
     data = disk.open(files.data_path(base), mode)
     try:
-        content, have, found = scan or _scan_active(files, base)
-        if len(content) > found.end:
-            report.cut_bytes += len(content) - found.end
-            report.cut_reason = found.reason or "bytes behind the last record"
-            report.cut_suspect = found.stop is ScanStop.BAD and any(content[found.end :])
-            report.has_unexplained_tail = found.has_unexplained_tail
-        report.notes += [f"{codec.data_name(base)}: {note}" for note in found.notes]
-        if len(content) > found.end:
-            _search_cut_bytes(codec, content, have, base, found, report)
+        scan = scan or _scan_active(files, base)
+        recovered, tail_bytes = scan.recovered, len(scan.content) - scan.recovered.end
+        report.notes += [f"{codec.data_name(base)}: {note}" for note in recovered.notes]
+        if tail_bytes > 0:
+            report.cut_bytes += tail_bytes
+            report.cut_reason = recovered.reason or "bytes after the last record"
+            report.cut_suspect = recovered.stop is ScanStop.BAD and any(scan.content[recovered.end :])
+            report.has_unexplained_tail = recovered.has_unexplained_tail
+            _search_cut_bytes(codec, scan, base, report)
         if writable:
-            _repair_active(files, base, data, content, have, found, report)
+            _repair_active(files, base, data, scan, report)
         sides: list[File | None] = []
         for suffix in codec.side_suffixes:
             path = files.side_read_path(base, suffix)
@@ -661,32 +666,19 @@ def open_active(
     except BaseException:
         data.close()
         raise
-    report.damage += [Damage(codec.data_name(base), fault) for fault in found.faults]
-    born = created_us(files, base) or found.first_ts_us
+    report.damage += [Damage(codec.data_name(base), fault) for fault in recovered.faults]
+    created = created_us(files, base) or recovered.first_ts_us
     stat = disk.stat(files.data_path(base))
-    touched = found.last_ts_us or (stat.modified_ms * 1000 if stat else born)
+    last_write_us = recovered.last_ts_us or (stat.modified_ms * 1000 if stat else created)
     return ActiveSegment(
-        files,
-        latch,
-        base,
-        found,
-        data=data,
-        sides=sides,
-        created_us=born,
-        last_write_us=touched,
+        files, latch, base, recovered, data=data, sides=sides, created_us=created, last_write_us=last_write_us
     )
 
 
-def _search_cut_bytes(
-    codec: Codec,
-    content: bytes,
-    sides: Sequence[bytes | None],
-    base: int,
-    recovered: RecoveredSegment,
-    report: RecoveryReport,
-) -> None:
-    """Look for good records in what is about to be cut. After a bad one they may have been acked: then it is no
-    unfinished write, and their seqs are not given again."""
+def _search_cut_bytes(codec: Codec, scan: ActiveScan, base: int, report: RecoveryReport) -> None:
+    """Look for good records in the bytes to be cut. After a bad one they may have been acked: then it is not an
+    unfinished write, and their seqs are not assigned again."""
+    content, sides, recovered = scan
     rows, faults = codec.salvage(content, sides, base, recovered.next_seq + len(content))
     bad = min((fault.pos for fault in faults if fault.pos >= recovered.end), default=len(content))
     if len(rows) and int(rows.frame_pos[-1]) > bad:
@@ -695,18 +687,12 @@ def _search_cut_bytes(
         report.next_seq_floor = int(rows.seq[-1]) + 1
 
 
-def _repair_active(
-    files: LogFiles,
-    base: int,
-    data: File,
-    content: bytes,
-    sides: Sequence[bytes | None],
-    recovered: RecoveredSegment,
-    report: RecoveryReport,
-) -> None:
+def _repair_active(files: LogFiles, base: int, data: File, scan: ActiveScan, report: RecoveryReport) -> None:
+    """Cut the data to the recovered end and bring the side files in line with it."""
     codec, disk = files.codec, files.disk
-    # The footer: a crash before the next segment, and this one goes on growing. A side that is not kept up: what is
-    # appended now would lie behind its end and be taken for torn by whoever keeps it up again.
+    content, sides, recovered = scan
+    # A footer is stale because the segment grows again. A side that this log does not write is stale because new
+    # records would be missing in it, and a later log that writes it would take them for torn.
     stale = (*codec.stale_suffixes, *([codec.footer_suffix] if codec.footer_suffix else []))
     removed = [remove_if_exists(disk, files.side_path(base, suffix)) for suffix in stale]
     if any(removed):
@@ -717,49 +703,26 @@ def _repair_active(
             name = f"{codec.data_name(base)}.{recovered.end}"
             report.quarantined.append(_quarantine(files, name, cut))
             if 0 in codec.authoritative_sides and sides[0]:
-                # The cut bytes mean nothing without what the index said of them.
+                # Without the index the boundaries of the cut records are unknown.
                 index = f"{codec.side_name(base, codec.side_suffixes[0])}.{recovered.end}"
                 report.quarantined.append(_quarantine(files, index, sides[0]))
         data.truncate(recovered.end)
-    # Not only after a cut: bytes that a crashed process wrote may still wait for the disk, and from here on
-    # they count as recovered.
+    # Also without a cut: bytes of a killed process may not be durable yet, and from here on they count as recovered.
     data.sync()
-    for number, (suffix, content_, old) in enumerate(zip(codec.side_suffixes, recovered.sides, sides, strict=True)):
-        if old is not None and old[: len(content_)] == content_ and not any(old[len(content_) :]):
-            if len(old) > len(content_) and not (codec.index_prealloc_bytes and number == 0):
-                _truncate_file(files, files.side_path(base, suffix), len(content_))
+    for number, (suffix, expected, old) in enumerate(zip(codec.side_suffixes, recovered.sides, sides, strict=True)):
+        path, size = files.side_path(base, suffix), len(expected)
+        if old is not None and old[:size] == expected and not any(old[size:]):
+            if len(old) > size and not (codec.index_prealloc_bytes and number == 0):
+                with closing(disk.open(path, "write")) as file:
+                    file.truncate(size)
+                    file.sync()
                 report.rebuilt.append(codec.side_name(base, suffix))
             elif number in codec.authoritative_sides:
-                _sync_file(files, files.side_path(base, suffix))
-            continue
-        path = files.side_path(base, suffix)
-        if old is not None and codec.writes_index_on_seal and number == 0 and content_.startswith(old):
-            _append_rest(files, path, content_, len(old))  # as a process that was killed leaves it
-            continue
-        replace_file(disk, path, content_, temporary=f"{path}.rebuilding")
-        report.rebuilt.append(codec.side_name(base, suffix))
-
-
-def _append_rest(files: LogFiles, path: str, content: bytes, pos: int) -> None:
-    file = files.disk.open(path, "write")
-    try:
-        file.write(pos, memoryview(content)[pos:])
-    finally:
-        file.close()
-
-
-def _truncate_file(files: LogFiles, path: str, size: int) -> None:
-    file = files.disk.open(path, "write")
-    try:
-        file.truncate(size)
-        file.sync()
-    finally:
-        file.close()
-
-
-def _sync_file(files: LogFiles, path: str) -> None:
-    file = files.disk.open(path, "write")
-    try:
-        file.sync()
-    finally:
-        file.close()
+                with closing(disk.open(path, "write")) as file:
+                    file.sync()
+        elif old is not None and codec.writes_index_on_seal and number == 0 and expected.startswith(old):
+            with closing(disk.open(path, "write")) as file:  # not reported: a killed process always leaves it short
+                file.write(len(old), memoryview(expected)[len(old) :])
+        else:
+            replace_file(disk, path, expected, temporary=f"{path}.rebuilding")
+            report.rebuilt.append(codec.side_name(base, suffix))

@@ -1,40 +1,29 @@
-"""[shell] The files of one segment: sealed ones are mapped, the active one is written and read by file.
+"""The files of one segment: create, write, seal, replace, remove.
 
-What is true when `Active.write` returns: the rows lie in the data file, every side file names
-them, and with `durable` both survive a power cut. When it raises, none of that is visible and
-the next write starts at the same byte.
+Sealed segments are mapped; the active one is written and read by file. When `ActiveSegment.write` returns, the rows are
+in the data file, every side file covers them, and with `durable` both survive a power cut. When it raises, nothing of
+it is visible and the next write starts at the same byte. Recovery relies on this order of syncs:
 
-A small least-recently-used cache. What the log keeps open or in memory is bounded here and nowhere else.
+    seal     sync data and sides → write the footer (atomic) → the segment is complete
+    create   write the `.created` file → create data and sides → sync the directory
+    roll     seal, then create; a crash in between leaves a complete last segment, which keeps growing
+    replace  remove the sides that can be derived → rename the data (commit) → rename the new sides
 
-[shell] Birth and sealing of segments. The order of syncs here is what recovery relies on.
-
-    seal    sync data and sides → write the footer (atomic) → the segment is complete
-    birth   write the birth file → create data and sides → sync the directory
-    roll    seal, then birth; a crash in between leaves a complete last segment, which simply goes on growing
-
-So a later segment exists on disk only after the one before it is whole.
-
-[shell] Putting new bytes in the place of a segment, so that a crash shows the old ones or the new ones.
-
-`prepare` writes every new file beside the old one and changes nothing; a full disk or a failed
-write is noticed there, and `abandon` takes the new files away again. `commit` only renames:
-
-    remove the sides that can be derived → rename the data (commit) → rename the new sides
-
-An old index beside new data would point at the wrong bytes, so where a side can be derived it
-goes first, and a crash leaves it missing: it is rebuilt. A side that cannot be derived (the index of
-laminar, the checksums of rustlog) stays until its new form takes its place. That is written after the new
-data, so a side.compacted without a data.compacted says "committed, finish it"; with it, "not committed,
-forget both". `settle` does the one or the other, and readers look at it the same way.
+A later segment therefore exists on disk only after the one before it is complete. `prepare_replacement` writes new
+files beside the old ones, where a full disk is noticed; `commit_replacement` only renames. An old index beside new data
+would point at the wrong bytes, so a derived side is removed first and rebuilt after a crash. An authoritative side (the
+index of laminar, the checksums of rustlog) stays until its new form replaces it. `<side>.compacted` without
+`<data>.compacted` means committed: `finish_replacements` finishes it. With it, both are discarded.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import ENOENT
+from functools import partial
 from itertools import product
 from threading import Lock
 from typing import Generic, TypeVar
@@ -53,6 +42,7 @@ from tidelog.commitlog.codec import (
     SegmentContent,
     SidePiece,
     build_append,
+    iter_chunks,
 )
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.durability import (
@@ -96,7 +86,7 @@ class LruCache(Generic[V]):
         return value
 
     def find(self, key: int) -> V | None:
-        """The value of `key` if it is there; it counts as used."""
+        """Return the cached value of `key`, or None; it counts as used."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
@@ -112,11 +102,11 @@ class LruCache(Generic[V]):
         return len(self._values)
 
 
-REPLACEMENT_SUFFIX = ".compacted"  # behind the name of what is about to take the place of a file
+REPLACEMENT_SUFFIX = ".compacted"  # after the name of the file to be replaced
 
 
 class MmapReader:
-    """A sealed data file, seen through its mapping."""
+    """A sealed data file, read through its mapping."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -137,7 +127,7 @@ class FileReader:
 
 
 def map_file(disk: Disk, path: str) -> memoryview | None:
-    """A whole file without copying, or None where there is none."""
+    """Map a whole file without copying; None where there is none."""
     try:
         file = disk.open(path)
     except FileNotFoundError:
@@ -150,7 +140,7 @@ def map_file(disk: Disk, path: str) -> memoryview | None:
 
 @dataclass(slots=True)
 class LogFiles:
-    """Where the segments of one log lie and how many of them stay open."""
+    """Directory, disk and codec of a log, and the caches that bound how many segments stay mapped or in memory."""
 
     disk: Disk
     directory: str
@@ -165,21 +155,21 @@ class LogFiles:
         return join(self.directory, self.codec.side_name(base, suffix))
 
     def side_read_path(self, base: int, suffix: str) -> str:
-        """Where to read a side file. An interrupted swap has the new data in place and a new side that cannot be
-        derived still beside the old one: the new one belongs to the data."""
+        """Return the path to read a side file from. After an interrupted replacement the new data is in place while a
+        new authoritative side is still beside the old one: the new one belongs to the data."""
         path = self.side_path(base, suffix)
         if (
             suffix in self.codec.side_suffixes
             and self.codec.side_suffixes.index(suffix) in self.codec.authoritative_sides
         ):
-            fresh = path + REPLACEMENT_SUFFIX
-            if self.disk.stat(fresh) is not None and self.disk.stat(self.data_path(base) + REPLACEMENT_SUFFIX) is None:
-                return fresh
+            new = path + REPLACEMENT_SUFFIX
+            if self.disk.stat(new) is not None and self.disk.stat(self.data_path(base) + REPLACEMENT_SUFFIX) is None:
+                return new
         return path
 
     def segment_paths(self, base: int) -> list[str]:
-        """Every file a segment may have, in the order in which they may be removed: what makes the segment
-        count as one goes first, so that a half-removed segment is swept and never served."""
+        """Return every file a segment may have, in removal order. The file that makes it count as a segment comes
+        first, so a half-removed segment is swept and never served."""
         codec = self.codec
         extras = [suffix for suffix in (codec.footer_suffix, codec.created_suffix) if suffix]
         sides = [self.side_path(base, suffix) for suffix in (*codec.side_suffixes, *codec.stale_suffixes, *extras)]
@@ -190,7 +180,7 @@ class LogFiles:
         )
 
     def remove_segment(self, base: int) -> None:
-        """Remove a segment; gone after a power cut too when this returns."""
+        """Remove a segment durably."""
         self.drop_cached(base)
         for path in self.segment_paths(base):
             remove_if_exists(self.disk, path)
@@ -213,83 +203,84 @@ class SealedSegment:
     footer: bytes | None = None
     rebuilt_sides: tuple[bytes, ...] | None = None  # sides rebuilt in memory, when the log may not write
     verified_chunks: set[int] = field(default_factory=set)
-    complete_bytes: int = UNKNOWN  # how long the data was when it was last known to be whole
-    authoritative_side_bits: int = 0  # a bit for each side file that it had and that its data does not give
-    lost_reason: str = ""  # why none of it can be read, where that is so
-    salvage: Salvage | None = None  # what can be read, once damage was met
+    complete_bytes: int = UNKNOWN  # size of the data when it was last known to be complete
+    authoritative_side_bits: int = 0  # a bit for each authoritative side file that the segment had
+    lost_reason: str = ""  # why nothing of the segment can be read
+    salvage: Salvage | None = None  # the readable records, once damage was found
     _time_range: tuple[int, int] | None = None
 
     def content(self) -> SegmentContent:
-        """The segment as its codec reads it: mapped data, mapped or cached index."""
+        """Return the segment as its codec reads it: mapped data, mapped or cached index."""
         files = self.files
         data = files.mapped_data.get(self.base, self._map_data)
         sides: Sequence[Buffer | None] = self.rebuilt_sides or files.cached_sides.get(self.base, self._load_sides)
         return SegmentContent(self.base, self.stop, data, sides[0] or b"", sides, self.footer, self.verified_chunks)
 
     def manifest_entry(self) -> Entry:
-        """What the manifest says of it."""
+        """Describe the segment for the manifest."""
         return Entry(self.base, self.complete_bytes, self.authoritative_side_bits)
 
-    def read(self, shape: SegmentContent, first: int, stop: int, bytes_max: int) -> Chunk:
-        """Records of [first, stop), as the codec reads them. Where it meets damage the segment is read once without its
-        index, so that exactly what is damaged is reported and everything else is served."""
+    def read(self, content: SegmentContent, first: int, stop: int, bytes_max: int) -> Chunk:
+        """Read records of [first, stop) by the codec. After the first damage the segment is read once without its
+        index, so that exactly the damaged records are reported and all others are served."""
         if self.salvage is None and not self.lost_reason:
-            chunk = self.files.codec.read(shape, first, stop, bytes_max)
+            chunk = self.files.codec.read(content, first, stop, bytes_max)
             if chunk.fault is None:
                 return chunk
-        found = self.salvage
-        if found is None:
-            found = self.salvage = self.read_salvage(shape)
+        salvage = self.salvage
+        if salvage is None:
+            salvage = self.salvage = self.read_salvage(content)
         end = stop
-        for fault in found.faults:
+        for fault in salvage.faults:
             if fault.seq <= first < fault.resume:
                 return Chunk(empty_rows(), first, fault._replace(seq=first))
             if fault.resume > fault.seq > first:
                 end = min(end, fault.seq)
-        rows = found.rows.between(first, end)
+        rows = salvage.rows.between(first, end)
         count = max(int(np.searchsorted(np.cumsum(rows.data.size), bytes_max, "right")), 1)
         if count < len(rows):
             return Chunk(rows.slice(0, count), int(rows.seq[count]))
         return Chunk(rows, end)
 
-    def read_salvage(self, shape: SegmentContent) -> Salvage:
-        """Everything that can be read of the segment by its records alone, and what cannot."""
+    def chunks(self, content: SegmentContent, bytes_max: int) -> Iterator[Chunk]:
+        """Read the whole segment, about `bytes_max` of data per chunk. A chunk with a fault has no rows."""
+        return iter_chunks(partial(self.read, content), self.base, self.stop, bytes_max)
+
+    def read_salvage(self, content: SegmentContent) -> Salvage:
+        """Find the readable records of the segment without its index, and the faults between them."""
         if self.lost_reason:
             return Salvage(empty_rows(), [Fault(self.base, self.stop, 0, self.lost_reason)])
-        size = shape.data.size
-        found = self.files.codec.salvage(shape.data.fetch(0, size), shape.sides, self.base, self.stop)
-        last = found.faults[-1] if found.faults else None
+        size = content.data.size
+        salvage = self.files.codec.salvage(content.data.fetch(0, size), content.sides, self.base, self.stop)
+        last = salvage.faults[-1] if salvage.faults else None
         if size < self.complete_bytes and (last is None or last.resume < self.stop):
-            after = int(found.rows.seq[-1]) + 1 if len(found.rows) else self.base
+            after = int(salvage.rows.seq[-1]) + 1 if len(salvage.rows) else self.base
             reason = f"the data has {size} bytes, {self.complete_bytes} were written"
-            return Salvage(found.rows, [*found.faults, Fault(after, max(self.stop, after), size, reason)])
-        return found
+            return Salvage(salvage.rows, [*salvage.faults, Fault(after, max(self.stop, after), size, reason)])
+        return salvage
 
     def reset(self) -> None:
-        """Look at the files anew when it is read next."""
+        """Forget everything that was read from the files."""
         self.files.drop_cached(self.base)
         self.salvage, self.verified_chunks, self._time_range = None, set(), None
 
     def _map_data(self) -> MmapReader:
-        # A missing file reads as an empty one: the codec then reports each record that should be there.
+        # A missing file reads as an empty one: the codec then reports every record as lost.
         return MmapReader(map_file(self.files.disk, self.files.data_path(self.base)) or memoryview(b""))
 
     def _load_sides(self) -> list[Buffer | None]:
         files = self.files
         return [map_file(files.disk, files.side_read_path(self.base, suffix)) for suffix in files.codec.side_suffixes]
 
-    def reset_times(self) -> None:
-        self._time_range = None
-
     def time_range(self) -> tuple[int, int] | None:
-        """First and last record time in microseconds; None where the layout keeps none."""
+        """Return the first and last record time in microseconds; None where the layout stores none."""
         if self._time_range is None:
             self._time_range = self.files.codec.time_range(self.content())
         return self._time_range
 
 
 class AppendBuffer:
-    """The index of the active segment in memory: pieces as they come, laid together when somebody looks."""
+    """The index of the active segment in memory: appended pieces, joined when it is read."""
 
     def __init__(self, initial: bytes) -> None:
         self._pending: list[SidePiece] = [initial]
@@ -300,17 +291,17 @@ class AppendBuffer:
         self._pending.append(piece)
 
     def view(self) -> memoryview:
-        """All of it. What was handed out earlier stays as it was: room is replaced when it grows, never resized."""
+        """Return the whole index. Earlier views stay valid: a full buffer is replaced, never resized."""
         if not self._pending:
             return self._buffer[: self._used_bytes].data
-        fresh = segment_index.encode_entries(self._pending)
-        need = self._used_bytes + len(fresh)
-        if need > len(self._buffer):
-            room = np.empty(2 * need, np.uint8)
-            room[: self._used_bytes] = self._buffer[: self._used_bytes]
-            self._buffer = room
-        self._buffer[self._used_bytes : need] = np.frombuffer(fresh, np.uint8)
-        self._used_bytes, self._pending = need, []
+        new = segment_index.encode_entries(self._pending)
+        size = self._used_bytes + len(new)
+        if size > len(self._buffer):
+            buffer = np.empty(2 * size, np.uint8)
+            buffer[: self._used_bytes] = self._buffer[: self._used_bytes]
+            self._buffer = buffer
+        self._buffer[self._used_bytes : size] = np.frombuffer(new, np.uint8)
+        self._used_bytes, self._pending = size, []
         return self._buffer[: self._used_bytes].data
 
 
@@ -326,7 +317,7 @@ class ActiveSegment:
         files: LogFiles,
         latch: WriteLatch,
         base: int,
-        found: RecoveredSegment,
+        recovered: RecoveredSegment,
         *,
         data: File,
         sides: list[File | None],
@@ -335,21 +326,21 @@ class ActiveSegment:
     ) -> None:
         self._files, self._latch = files, latch
         self.base = base
-        self.data, self._sides = Storage(data, found.end), sides
-        self._side_sizes = [len(side) for side in found.sides]
+        self.data, self._sides = Storage(data, recovered.end), sides
+        self._side_sizes = [len(side) for side in recovered.sides]
         self._index_bytes_written = self._side_sizes[0]  # bytes of the index that its file has
-        self._side_state = found.side_state
-        self.next_seq = found.next_seq
-        self.last_ts_us = found.last_ts_us
+        self._side_state = recovered.side_state
+        self.next_seq = recovered.next_seq
+        self.last_ts_us = recovered.last_ts_us
         self.created_us = created_us
         self.last_write_us = last_write_us
-        self._index = AppendBuffer(found.sides[0])
-        self._fd_lock = Lock()  # held by whoever syncs beside the writer, so that no descriptor is closed under it
+        self._index = AppendBuffer(recovered.sides[0])
+        self._fd_lock = Lock()  # held by a sync that runs beside the writer, so that no descriptor is closed under it
         self._closed = False
 
     @property
     def size(self) -> int:
-        """Bytes of data that records are made of."""
+        """Committed bytes of data."""
         return self.data.size
 
     @property
@@ -371,32 +362,33 @@ class ActiveSegment:
         return [None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)]
 
     def encode_append(self, ts_us: int, batch: Batch) -> EncodedAppend:
-        """A batch as it will be after the last record. Nothing is written; raises where the layout refuses it."""
+        """Encode a batch for the end of the segment. Writes nothing; raises where the layout cannot store it."""
         return self._files.codec.encode_append(self.next_seq, ts_us, batch, self.size, self.base, self._side_state)
 
-    def append_rows(self, rows: Rows, *, durable: bool) -> None:
-        """Write rows that are encoded for this codec, seqs and times as they are."""
-        self.write(build_append(self._files.codec, rows, self.size, self.base, self._side_state), durable=durable)
+    def encode_rows(self, rows: Rows) -> EncodedAppend:
+        """Place rows that are encoded for this codec at the end of the segment, with their seqs and times."""
+        return build_append(self._files.codec, rows, self.size, self.base, self._side_state)
 
     def write(self, encoded: EncodedAppend, *, durable: bool) -> None:
-        """Write what was placed after the last record."""
+        """Write an encoded append after the last record."""
         self.roll_back_interrupted()
         try:
             for make in encoded.writes:
-                self.data.stage_buffers(make())  # forgotten before the next is made
+                self.data.stage_buffers(make())  # released before the next one is built
         except OSError as error:
             raise self.roll_back_after(error) from error
         self._commit(encoded, durable=durable)
 
     def commit_stream(self, rows: Rows, crcs: Ints, *, durable: bool) -> None:
-        """Name a record whose bytes are staged."""
-        made = build_append(self._files.codec, rows, self.size, self.base, self._side_state, crcs)
-        self._commit(made, durable=durable)
+        """Commit a record whose bytes are staged already."""
+        self._commit(
+            build_append(self._files.codec, rows, self.size, self.base, self._side_state, crcs), durable=durable
+        )
 
     def _commit(self, encoded: EncodedAppend, *, durable: bool) -> None:
-        """Write the sides of what is staged, make it durable if asked, and publish it."""
+        """Write the sides of the staged bytes, sync if `durable`, and publish the records."""
         codec, latch = self._files.codec, self._latch
-        # The index must never name bytes that a power cut can take away.
+        # An index entry must never point at bytes that a power cut can remove.
         if durable and codec.syncs_data_first:
             latch.sync_or_trip(self.data)
         try:
@@ -415,7 +407,7 @@ class ActiveSegment:
         if not self._files.codec.writes_index_on_seal:
             self._index_bytes_written = self._side_sizes[0]
         if self.size == 0 and self._files.codec.created_suffix is None:
-            self.created_us = encoded.first_ts_us  # what a restart would find
+            self.created_us = encoded.first_ts_us  # the same value that recovery would find
         self.data.commit()
         self._side_state, self.next_seq, self.last_ts_us = encoded.side_state, encoded.next_seq, encoded.last_ts_us
 
@@ -423,14 +415,14 @@ class ActiveSegment:
         return side is self._sides[0] and self._files.codec.writes_index_on_seal
 
     def write_index(self) -> None:
-        """Bring the index file up to date. Nothing hangs on it: what it lacks is made again from the data."""
+        """Bring the index file up to date. Optional: recovery rebuilds missing entries from the data."""
         file, size = self._sides[0], self._side_sizes[0]
         if file is not None and self._index_bytes_written < size:
             file.write(self._index_bytes_written, self._index.view()[self._index_bytes_written :])
             self._index_bytes_written = size
 
     def roll_back_interrupted(self) -> None:
-        """Cut what an interrupted write left behind, so that it can never be read as a record."""
+        """Cut the bytes of an interrupted write, so that they are never read as a record."""
         if self.data.has_uncommitted_bytes:
             try:
                 self.truncate_to_committed()
@@ -438,12 +430,12 @@ class ActiveSegment:
                 raise self._latch.trip(error, "rolling back an interrupted write") from error
 
     def sync(self, *, data: bool = True) -> None:
-        """Make everything written so far survive a power cut: the data and the sides that cannot be derived from it."""
+        """Make everything written so far durable: the data and the authoritative sides."""
         with self._fd_lock:
             self._sync(data=data)
 
     def _sync(self, *, data: bool = True) -> None:
-        # The kernel tells of a failed sync once per descriptor: whoever comes second must hear it from the latch.
+        # The kernel reports a failed sync once per descriptor: the latch reports it to every later sync.
         self._latch.check_before_sync()
         if data:
             self._latch.sync_or_trip(self.data)
@@ -452,7 +444,7 @@ class ActiveSegment:
                 self._latch.sync_or_trip(file)
 
     def sync_concurrently(self) -> bool:
-        """`sync` without the log's lock, beside appends; False where the segment was closed before it could begin."""
+        """`sync` beside appends, without the log's lock; False where the segment was closed before."""
         with self._fd_lock:
             if self._closed:
                 return False
@@ -460,7 +452,7 @@ class ActiveSegment:
             return True
 
     def sync_all(self, *, derived_only: bool) -> None:
-        """Sync every file of the segment, derivable or not: what sealing needs."""
+        """Sync every file of the segment before it is sealed; with `derived_only` those that `sync` leaves out."""
         with self._fd_lock:
             self._latch.check_before_sync()
             if not derived_only:
@@ -470,14 +462,14 @@ class ActiveSegment:
                     self._latch.sync_or_trip(file)
 
     def trim_sides(self) -> None:
-        """Side files of exactly their size, before the segment is sealed: all written, nothing preallocated."""
+        """Cut side files to their used size before the segment is sealed, without preallocated bytes."""
         self.write_index()
         for file, size in zip(self._sides, self._side_sizes, strict=True):
             if file is not None and file.size() != size:
                 file.truncate(size)
 
     def truncate_to_committed(self) -> None:
-        """Back to the last published byte, durably."""
+        """Cut the files back to the last committed byte, durably."""
         self.data.roll_back()
         for file, size in zip(self._sides, [self._index_bytes_written, *self._side_sizes[1:]], strict=True):
             if file is not None and file.size() > size:
@@ -488,13 +480,13 @@ class ActiveSegment:
                 file.sync()
 
     def roll_back_after(self, error: OSError) -> Error:
-        """Roll back what is staged; return the error to raise."""
+        """Roll back the staged bytes; return the error to raise."""
         try:
             self.truncate_to_committed()
         except OSError as second:
             return self._latch.trip(second, f"rolling back after {error}")
         if error.errno in DISK_FULL_ERRNOS:
-            return DiskFull(f"{self.data.path}: no room on the device; the write was rolled back, free space and retry")
+            return DiskFull(f"{self.data.path}: the device is full; the write was rolled back, free space and retry")
         if self._files.codec.latches_on_write_error:
             return self._latch.trip(error, "writing")
         return WriteFailed(f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry")
@@ -509,7 +501,7 @@ class ActiveSegment:
 
     @property
     def authoritative_side_bits(self) -> int:
-        """A bit for each side file that it has and that its data does not give."""
+        """A bit for each authoritative side file that exists."""
         return sum(
             1 << number
             for number, file in enumerate(self._sides)
@@ -530,7 +522,7 @@ class ActiveSegment:
 
 
 class MissingFile:
-    """The data file of an active segment that is not there, for a log that may not make one."""
+    """Stands for the missing data file of an active segment in a log that is open for reading only."""
 
     descriptor = None
 
@@ -565,20 +557,20 @@ class MissingFile:
         return memoryview(b"")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No file is open."""
 
 
 def created_us(files: LogFiles, base: int) -> int | None:
-    """When a segment was created, as persisted; None where the codec keeps no such file."""
+    """Return when a segment was created, from its `.created` file; None where the codec has no such file."""
     suffix = files.codec.created_suffix
     if suffix is None:
         return None
     text = read_file(files.disk, files.side_path(base, suffix))
     if text is not None and text.strip().isdigit():
         return int(text)
-    # A log written elsewhere has no birth file: the index was last touched when its last record came.
-    found = files.disk.stat(files.side_path(base, files.codec.side_suffixes[0]))
-    return found.modified_ms * 1000 if found else None
+    # A log of another program has no such file: its index was last changed when its last record was written.
+    stat = files.disk.stat(files.side_path(base, files.codec.side_suffixes[0]))
+    return stat.modified_ms * 1000 if stat else None
 
 
 def empty_segment(base: int, sides: int) -> RecoveredSegment:
@@ -588,15 +580,15 @@ def empty_segment(base: int, sides: int) -> RecoveredSegment:
 def create_segment(
     files: LogFiles, latch: WriteLatch, base: int, *, now_us: int, last_ts_us: int, lenient: bool = False
 ) -> ActiveSegment:
-    """Create an empty active segment at `base`; its names survive a power cut on return."""
+    """Create an empty active segment at `base`; its file names are durable on return."""
     codec, disk = files.codec, files.disk
     opened: list[File] = []
     try:
         if codec.created_suffix:
-            born = _create_file(disk, files.side_path(base, codec.created_suffix))
-            opened.append(born)
-            born.write(0, b"%d\n" % now_us)
-            sync_file(born)
+            created = _create_file(disk, files.side_path(base, codec.created_suffix))
+            opened.append(created)
+            created.write(0, b"%d\n" % now_us)
+            sync_file(created)
             opened.pop().close()
         opened.append(_create_file(disk, files.data_path(base)))
         for suffix in codec.side_suffixes:
@@ -610,58 +602,58 @@ def create_segment(
             file.close()
         fatal = not lenient and (codec.latches_on_write_error or isinstance(error, SyncFailed))
         raise (latch.write_error if fatal else latch.retryable_error)(error, f"creating segment {base}") from error
-    found = empty_segment(base, len(codec.side_suffixes))._replace(
+    recovered = empty_segment(base, len(codec.side_suffixes))._replace(
         last_ts_us=last_ts_us, side_state=codec.initial_side_state(base)
     )
     data, *sides = opened
     return ActiveSegment(
-        files, latch, base, found, data=data, sides=list(sides), created_us=now_us, last_write_us=now_us
+        files, latch, base, recovered, data=data, sides=list(sides), created_us=now_us, last_write_us=now_us
     )
 
 
 def missing_active_segment(files: LogFiles, latch: WriteLatch, base: int) -> ActiveSegment:
-    """The active segment of a log that has none and may not make one: an empty one that has no files."""
+    """Return an empty active segment without files, for a read-only log that has none."""
     count = len(files.codec.side_suffixes)
-    found = empty_segment(base, count)._replace(side_state=files.codec.initial_side_state(base))
+    recovered = empty_segment(base, count)._replace(side_state=files.codec.initial_side_state(base))
     data = MissingFile(files.data_path(base))
-    return ActiveSegment(files, latch, base, found, data=data, sides=[None] * count, created_us=0, last_write_us=0)
+    return ActiveSegment(files, latch, base, recovered, data=data, sides=[None] * count, created_us=0, last_write_us=0)
 
 
 def _create_file(disk: Disk, path: str) -> File:
-    """A new, empty file, also where an attempt that ran out of room left one."""
+    """Create an empty file, also where an attempt on a full disk left one."""
     remove_if_exists(disk, path)
     return disk.open(path, "create")
 
 
 def seal_segment(files: LogFiles, latch: WriteLatch, active: ActiveSegment, *, synced: bool) -> SealedSegment:
-    """Make a segment complete and immutable. It stays the active one until another is born. `synced`: everything in it
-    is known to be on disk, but for what can be derived."""
+    """Make a segment complete and immutable. It stays the active one until the next is created. `synced`: its data and
+    authoritative sides are durable already."""
     active.roll_back_interrupted()
     try:
         active.trim_sides()
     except OSError as error:
         raise latch.write_error(error, f"sealing segment {active.base}") from error
     active.sync_all(derived_only=synced)
-    # Mapped, not read: the bytes are synced and will not change, and a whole segment need not be copied to be hashed.
-    shape = active.content()
-    shape.data = MmapReader(map_file(files.disk, files.data_path(active.base)) or memoryview(b""))
-    # The codec verifies what it seals: bytes that rotted since they were written must not become good ones.
-    extra = files.codec.build_footer(shape)
-    if extra is not None and files.codec.footer_suffix:
+    # Mapped, not read: the bytes are synced and do not change, so hashing a segment needs no copy of it.
+    content = active.content()
+    content.data = MmapReader(map_file(files.disk, files.data_path(active.base)) or memoryview(b""))
+    # The codec verifies the frames first: bytes that rotted since they were written must not get a valid checksum.
+    footer = files.codec.build_footer(content)
+    if footer is not None and files.codec.footer_suffix:
         try:
-            replace_file(files.disk, files.side_path(active.base, files.codec.footer_suffix), extra)
+            replace_file(files.disk, files.side_path(active.base, files.codec.footer_suffix), footer)
         except OSError as error:
             raise latch.write_error(error, f"sealing segment {active.base}") from error
-    return active.to_sealed(extra)
+    return active.to_sealed(footer)
 
 
 _REBUILDING_SUFFIX = ".rebuilding"
 
 
 def prepare_replacement(files: LogFiles, base: int, data: Buffer, sides: Sequence[bytes], footer: bytes | None) -> None:
-    """Write the new files of a segment, durably, under names that the sweep knows. On an error none of them stays."""
+    """Write the new files of a segment durably, under temporary names. On an error all of them are removed."""
     codec, disk = files.codec, files.disk
-    finish_replacements(files, [base])  # one that failed half-way must not be taken for this one
+    finish_replacements(files, [base])  # an interrupted one must not be mistaken for this one
     try:
         write_temporary(disk, files.data_path(base) + REPLACEMENT_SUFFIX, data)
         sync_directory(disk, files.directory)
@@ -676,10 +668,10 @@ def prepare_replacement(files: LogFiles, base: int, data: Buffer, sides: Sequenc
 
 
 def abandon_replacement(files: LogFiles, base: int) -> None:
-    """Forget what was prepared."""
-    new = [_replacement_side(files, base, suffix) for suffix in files.codec.side_suffixes]
-    # The data last: an index of the truth kind without its data would read as committed.
-    for path in (*new, _replacement_footer(files, base), files.data_path(base) + REPLACEMENT_SUFFIX):
+    """Remove the prepared files."""
+    sides = [_replacement_side(files, base, suffix) for suffix in files.codec.side_suffixes]
+    # The data last: an authoritative side without its data would read as committed.
+    for path in (*sides, _replacement_footer(files, base), files.data_path(base) + REPLACEMENT_SUFFIX):
         with suppress(OSError):
             remove_if_exists(files.disk, path)
     with suppress(OSError):
@@ -687,14 +679,14 @@ def abandon_replacement(files: LogFiles, base: int) -> None:
 
 
 def commit_replacement(files: LogFiles, base: int) -> None:
-    """Put what was prepared in place; durable on return."""
+    """Rename the prepared files into place; durable on return."""
     codec, disk, directory = files.codec, files.disk, files.directory
     files.drop_cached(base)
     target = files.data_path(base)
     derived = [suffix for number, suffix in enumerate(codec.side_suffixes) if number not in codec.authoritative_sides]
-    gone = [*derived, *codec.stale_suffixes, *([codec.footer_suffix] if codec.footer_suffix else [])]
-    if gone:
-        for suffix in gone:
+    obsolete = [*derived, *codec.stale_suffixes, *([codec.footer_suffix] if codec.footer_suffix else [])]
+    if obsolete:
+        for suffix in obsolete:
             remove_if_exists(disk, files.side_path(base, suffix))
         disk.sync_dir(directory)
     disk.rename(target + REPLACEMENT_SUFFIX, target)
@@ -707,27 +699,27 @@ def commit_replacement(files: LogFiles, base: int) -> None:
 
 
 def finish_replacements(files: LogFiles, bases: Sequence[int]) -> list[str]:
-    """Finish or forget interrupted swaps of sides that cannot be derived; the names that were dealt with."""
+    """Finish or discard interrupted replacements of authoritative sides; return the names of those files."""
     codec, disk = files.codec, files.disk
-    done: list[str] = []
-    truths = [codec.side_suffixes[number] for number in sorted(codec.authoritative_sides)]
-    for base, suffix in product(bases, truths):
-        fresh = _replacement_side(files, base, suffix)
-        if disk.stat(fresh) is None:
+    finished: list[str] = []
+    authoritative = [codec.side_suffixes[number] for number in sorted(codec.authoritative_sides)]
+    for base, suffix in product(bases, authoritative):
+        new = _replacement_side(files, base, suffix)
+        if disk.stat(new) is None:
             continue
         if disk.stat(files.data_path(base) + REPLACEMENT_SUFFIX) is None:
-            disk.sync_dir(files.directory)  # the new data must not vanish again when its side is there
-            disk.rename(fresh, files.side_path(base, suffix))
+            disk.sync_dir(files.directory)  # the new data must be durable before its side is
+            disk.rename(new, files.side_path(base, suffix))
         else:
-            disk.remove(fresh)
+            disk.remove(new)
         disk.sync_dir(files.directory)
-        done.append(codec.side_name(base, suffix) + REPLACEMENT_SUFFIX)
-    return done
+        finished.append(codec.side_name(base, suffix) + REPLACEMENT_SUFFIX)
+    return finished
 
 
 def _replacement_side(files: LogFiles, base: int, suffix: str) -> str:
-    truth = files.codec.side_suffixes.index(suffix) in files.codec.authoritative_sides
-    return files.side_path(base, suffix) + (REPLACEMENT_SUFFIX if truth else _REBUILDING_SUFFIX)
+    authoritative = files.codec.side_suffixes.index(suffix) in files.codec.authoritative_sides
+    return files.side_path(base, suffix) + (REPLACEMENT_SUFFIX if authoritative else _REBUILDING_SUFFIX)
 
 
 def _replacement_footer(files: LogFiles, base: int) -> str:

@@ -1,13 +1,12 @@
-"""[shell] A medium that is read anywhere, appended at its end and truncated: what a segment's data lies on.
+"""Storage of a segment's data: a file with staged appends, commit and rollback.
 
     0                          size            size + staged
     ┌──────────────────────────┬────────────────┬┄┄┄┄
-    │ part of the storage      │ staged         │
+    │ committed                │ staged         │
     └──────────────────────────┴────────────────┴┄┄┄┄
 
-Bytes are staged behind the end and become part of it with `commit`; until then nobody can read
-them, and `roll_back` forgets them to the byte. An append of a slice or of a whole stream is
-therefore all or nothing. The same class serves files and memory: it works on any Disk.
+Bytes are staged after the end and become readable with `commit`; `roll_back` removes them. An append of a slice or of a
+stream is therefore atomic. The same class serves files and memory: it works on any Disk.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from tidelog.types import Buffer
 
 
 class Storage:
-    """One file of a disk as a storage medium. Not thread-safe: its owner takes turns."""
+    """One file of a disk as a storage medium. Not thread-safe: its owner serialises calls."""
 
     def __init__(self, file: File, size: int | None = None) -> None:
         self._file = file
         self._size = file.size() if size is None else size
         self._staged_bytes = 0
-        self._has_uncommitted_bytes = False  # something may lie behind `size`
+        self._has_uncommitted_bytes = False  # the file may have bytes after `size`
 
     @classmethod
     def open(cls, disk: Disk, path: str) -> Storage:
-        """The storage at `path`, made where there is none; its name survives a power cut."""
+        """Open the storage at `path`, or create it with a durable name."""
         if disk.stat(path) is not None:
             return cls(disk.open(path, "write"))
         disk.make_dir(parent_dir(path))
@@ -58,7 +57,7 @@ class Storage:
         return self._has_uncommitted_bytes
 
     def append_slice(self, data: Buffer) -> tuple[int, int]:
-        """Append all of `data`; return where it lies and how long it is."""
+        """Append all of `data`; return its position and length."""
         pos = self._size
         try:
             self.stage(data)
@@ -68,9 +67,9 @@ class Storage:
         return pos, self.commit()
 
     def append(self, chunks: Iterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
-        """Append a stream of at most `threshold` bytes; return where it lies and how long it is.
+        """Append a stream of at most `threshold` bytes; return its position and length.
 
-        Longer, broken off, or refused by the disk: the storage is as before and the error tells which.
+        A longer or broken stream, or a disk error, leaves the storage unchanged and raises.
         """
         pos = self._size
         try:
@@ -93,14 +92,14 @@ class Storage:
         return pos, self.commit()
 
     def stage(self, chunk: Buffer, threshold: int | None = None) -> None:
-        """Put bytes behind the end without making them part of it. The caller rolls back when this raises."""
+        """Write bytes after the end without committing them. The caller rolls back when this raises."""
         try:
             view = memoryview(chunk).cast("B")
         except TypeError:
             raise BadInput(f"a stream yields bytes, not {type(chunk).__name__}; nothing was written") from None
         if threshold is not None and self._staged_bytes + len(view) > threshold:
             raise StreamBroken(
-                f"{self.path}: the stream passed its ceiling of {threshold} bytes; it was rolled back and nothing "
+                f"{self.path}: the stream is longer than its limit of {threshold} bytes; it was rolled back, nothing "
                 "was written, send less or raise segment_bytes_max"
             )
         self._has_uncommitted_bytes = True
@@ -115,54 +114,54 @@ class Storage:
 
     def overwrite_staged(self, pos: int, data: Buffer) -> None:
         """Write over staged bytes, `pos` counted from the first of them."""
-        assert pos + len(data) <= self._staged_bytes, "only what is staged may still change"
+        assert pos + len(data) <= self._staged_bytes, "only staged bytes may change"
         self._file.write(self._size + pos, data)
 
     def read_staged(self, pos: int, size: int) -> bytes:
         return self._file.read(self._size + pos, min(size, self._staged_bytes - pos))
 
     def commit(self) -> int:
-        """Make the staged bytes part of the storage; return how many they are."""
-        done, self._staged_bytes = self._staged_bytes, 0
-        self._size += done
+        """Make the staged bytes part of the storage; return their number."""
+        committed, self._staged_bytes = self._staged_bytes, 0
+        self._size += committed
         self._has_uncommitted_bytes = False
-        return done
+        return committed
 
     def roll_back(self) -> None:
-        """Forget the staged bytes."""
+        """Remove the staged bytes."""
         if self._has_uncommitted_bytes:
             self._file.truncate(self._size)
             self._staged_bytes, self._has_uncommitted_bytes = 0, False
 
     def read(self, pos: int, size: int) -> bytes:
-        """Exactly these bytes; OutOfRange where some of them are not part of the storage."""
+        """Read exactly these bytes; raise OutOfRange where some of them are not committed."""
         if pos < 0 or size < 0 or pos + size > self._size:
             raise OutOfRange(self.path, asked=pos + size, lowest=0, highest=self._size)
-        return self._file.read(pos, size)  # shorter where the file lost bytes: readers hold it against what they expect
+        return self._file.read(pos, size)  # shorter where the file lost bytes: callers compare the length
 
     def truncate(self, size: int) -> None:
-        """Forget every byte from `size` on."""
+        """Remove every byte from `size` on."""
         if not 0 <= size <= self._size:
             raise OutOfRange(self.path, asked=size, lowest=0, highest=self._size)
         self._file.truncate(size)
         self._size, self._staged_bytes, self._has_uncommitted_bytes = size, 0, False
 
     def sync(self) -> None:
-        """Return only once every byte survives a power cut."""
+        """Make every byte durable."""
         self._file.sync()
 
     def close(self) -> None:
         self._file.close()
 
     def remove(self, disk: Disk) -> None:
-        """Close and erase; gone after a power cut too."""
+        """Close the file and remove it durably."""
         self._file.close()
         if remove_if_exists(disk, self.path):
             disk.sync_dir(parent_dir(self.path))
 
 
 def guard_stream(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The chunks, with whatever their iterable raises told as a broken stream: a socket's error is not the disk's."""
+    """Yield the chunks; raise an error of their iterable as StreamBroken: a socket's error is not the disk's."""
     iterator = iter(chunks)
     while True:
         try:
@@ -175,7 +174,7 @@ def guard_stream(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 async def guard_stream_async(path: str, chunks: AsyncIterable[Buffer]) -> AsyncIterator[Buffer]:
-    """`told` for an async iterable."""
+    """`guard_stream` for an async iterable."""
     iterator = aiter(chunks)
     while True:
         try:

@@ -1,10 +1,9 @@
-"""[shell] Truncate: forget every record from a seq on. A crash in between leaves the end somewhere between
-the mark and the old end, with every record before it intact.
+"""Truncate: remove every record from a seq on.
 
-What stays of the segment that holds the mark is written beside it first: a full disk changes
-nothing. Then later segments go, newest first, each durably, and the prefix is swapped in (never
-cut in place: a reader may have the file mapped). That segment becomes the active
-one. Its name carries the numbering on, even when nothing is left in it.
+The kept part of the segment that contains the seq is written beside it first, so a full disk changes nothing. Then
+later segments are removed, newest first, each durably, and the kept part replaces the old file (never cut in place: a
+reader may have it mapped) and becomes the active segment. Its name carries the numbering, even when it is empty. A
+crash in between leaves the end somewhere between the seq and the old end, with every record before it intact.
 """
 
 from __future__ import annotations
@@ -20,31 +19,28 @@ from tidelog.commitlog.recovery import RecoveryReport, open_active, recover_log
 from tidelog.commitlog.segment import SealedSegment, abandon_replacement, commit_replacement, prepare_replacement
 from tidelog.disk.durability import DISK_FULL_ERRNOS, SyncFailed
 from tidelog.errors import Corrupt, DiskFull, Error, OutOfRange, WriteFailed
-from tidelog.formats.log_manifest import Entry, LogManifest
+from tidelog.formats.log_manifest import Entry
 
 
 def truncate_log(state: LogState, seq: int) -> int:
-    """Keep records below `mark`; return how many seqs were forgotten. The next append gets `mark`."""
+    """Keep the records below `seq`; return the number of removed seqs. The next append gets `seq`."""
+    action = f"truncating to {seq}"
     with state.writer_lock, state.mutex:
         state.check_writable()
         highest = state.highest
         if not state.lowest <= seq < highest:
             raise OutOfRange(state.path, asked=seq, lowest=state.lowest, highest=highest)
-        # Nothing that is kept may hang on bytes that a power cut can still take: a side-car goes before its data.
+        # Kept records must not depend on bytes that a power cut can remove: a side file is replaced before its data.
         sync_active(state)
         base = state.segment_at(seq).base
-        try:
+        with state.step(action, latch_on=SyncFailed):
             prepared = _prepare_prefix(state, base, seq)
-        except SyncFailed as error:
-            raise state.latch.trip(error, f"truncating to {seq}") from error
-        except OSError as error:
-            raise state.latch.retryable_error(error, f"truncating to {seq}") from error
-        try:
-            _save_intent(state, base, seq)
-        except OSError as error:
-            abandon_replacement(state.files, base)
-            step = state.latch.trip if isinstance(error, SyncFailed) else state.latch.retryable_error
-            raise step(error, f"truncating to {seq}") from error
+        with state.step(action, latch_on=SyncFailed):
+            try:
+                _save_intent(state, base, seq)
+            except OSError:
+                abandon_replacement(state.files, base)
+                raise
         try:
             _remove_later_segments(state, base)
             if prepared:
@@ -53,91 +49,84 @@ def truncate_log(state: LogState, seq: int) -> int:
                 _open_as_active(state, base)
         except OSError as error:
             _reload(state)
-            raise state.latch.trip(error, f"truncating to {seq}") from error
-        assert state.active.next_seq <= seq, "truncate keeps nothing at or behind the mark"
+            raise state.latch.trip(error, action) from error
+        assert state.active.next_seq <= seq, "truncate keeps nothing at or above seq"
         if state.active.next_seq < seq:
-            # Compaction took the records just below the mark. Only a segment's name can carry the number on.
+            # Compaction removed the records just below seq. Only a segment's name can carry the numbering.
             roll_segment(state, next_base=seq)
-            try:
+            with state.step(action, latch_on=OSError):
                 log_state.remove_seq_floor(state.disk, state.path)
-            except OSError as error:
-                raise state.latch.trip(error, f"truncating to {seq}") from error
         try:
             log_state.save_manifest(state)
         except SyncFailed as error:
-            raise state.latch.trip(error, f"truncating to {seq}") from error
+            raise state.latch.trip(error, action) from error
         except OSError as error:
-            what = f"{state.path} was truncated to {seq}, and writing its manifest failed ({error}); "
             kind = DiskFull if error.errno in DISK_FULL_ERRNOS else WriteFailed
-            raise kind(f"{what}what it says is still true, the next segment or the close writes it again") from error
+            raise kind(
+                f"{state.path} was truncated to {seq}, and writing its manifest failed ({error}); the old manifest is "
+                "still valid, the next segment or the close writes it again"
+            ) from error
         return highest - seq
 
 
 def _save_intent(state: LogState, base: int, seq: int) -> None:
-    """Say in the manifest which segments are about to go: a crash in between loses nothing else."""
-    before = state.manifest
-    sealed = [segment for segment in state.sealed if segment.base < base]
+    """List in the manifest the segments that will be removed: a crash in between loses no others."""
     later = [segment.base for segment in state.sealed if segment.base > base]
     if base != state.active.base:
         later.append(state.active.base)
     log_state.write_manifest(
         state,
-        LogManifest(
-            codec=state.codec.name,
-            generation=before.generation + 1 if before is not None else 1,
-            segments=[segment.manifest_entry() for segment in sealed],
-            active=Entry(base, 0, 0),
-            next_seq=seq,
-            reserved=state.highest,
-            clean=False,
-            removing=later,
-            offsets=state.has_offsets,
-        ),
+        sealed=[segment for segment in state.sealed if segment.base < base],
+        active=Entry(base, 0, 0),
+        next_seq=seq,
+        reserved=state.highest,
+        removing=later,
+        has_offsets=state.has_offsets,
     )
 
 
 def _reload(state: LogState) -> None:
-    """After a failure in the middle: serve what is there now. Nothing is written any more, the latch sees to it."""
+    """Serve the current files after a failure in the middle. The latch refuses further writes."""
     with suppress(OSError, Error):
         apply_recovered(state, recover_log(state.files, state.latch, writable=False, verify=False))
 
 
 def _prepare_prefix(state: LogState, base: int, seq: int) -> bool:
-    """Write what stays of the segment at `base` beside it; False where all of it stays."""
+    """Write the kept part of the segment at `base` beside it; False where all of it is kept."""
     codec, segment = state.codec, state.segment_at(seq)
     if isinstance(segment, SealedSegment) and (segment.lost_reason or segment.salvage is not None) and seq > base:
         for fault in segment.read_salvage(segment.content()).faults:
             if fault.seq < seq:
                 raise corrupt_error(state, segment, fault)
-    shape = segment.content()
+    content = segment.content()
     try:
-        pos, split = codec.find_split(shape, seq) if seq > base else (0, None)
+        pos, split = codec.find_split(content, seq) if seq > base else (0, None)
     except Corrupt as error:
-        raise corrupt_error(state, state.segment_at(seq), Fault(base, seq, error.pos, error.reason)) from error
-    have = codec.truncate_sides([None if side is None else bytes(side) for side in shape.sides], base, seq)
-    kept = codec.recover(shape.data.fetch(0, pos), have, base)
+        raise corrupt_error(state, segment, Fault(base, seq, error.pos, error.reason)) from error
+    old_sides = codec.truncate_sides([None if side is None else bytes(side) for side in content.sides], base, seq)
+    kept = codec.recover(content.data.fetch(0, pos), old_sides, base)
     if kept.end != pos:
-        # Cutting here would also take the good records between the damage and the mark.
-        fault = Fault(kept.next_seq, seq, kept.end, kept.reason)
-        raise corrupt_error(state, state.segment_at(seq), fault)
-    data, sides = shape.data.fetch(0, kept.end), kept.sides
+        # Cutting here would also remove the good records between the damage and seq.
+        raise corrupt_error(state, segment, Fault(kept.next_seq, seq, kept.end, kept.reason))
+    data, sides, next_seq = content.data.fetch(0, kept.end), kept.sides, kept.next_seq
     if split is not None and len(split):
-        # The mark lies inside a frame: its records before the mark are written anew behind the whole frames.
-        again = reencode(codec, split)
-        more, _ = codec.encode_sides(again, kept.end, base, kept.side_state)
-        data = b"".join((bytes(data), bytes(again.buf)))
+        # seq is inside a frame: its records before seq are encoded again after the whole frames.
+        reencoded = reencode(codec, split)
+        more, _ = codec.encode_sides(reencoded, kept.end, base, kept.side_state)
+        data = b"".join((bytes(data), bytes(reencoded.buf)))
         sides = tuple(old + new for old, new in zip(sides, more, strict=True))
-    if len(data) == shape.data.size and base == state.active.base and len(sides[0]) == len(shape.index):
+        next_seq = int(split.seq[-1]) + 1
+    if len(data) == content.data.size and base == state.active.base and len(sides[0]) == len(content.index):
         return False
-    if (int(split.seq[-1]) + 1 if split is not None and len(split) else kept.next_seq) < seq:
-        # Only holes lie just below the mark: until a segment bears its number, nothing else remembers it.
+    if next_seq < seq:
+        # Only holes are just below seq: until a segment has its number, no other file stores it.
         log_state.save_seq_floor(state.disk, state.path, seq)
     prepare_replacement(state.files, base, data, sides, None)
     return True
 
 
 def _remove_later_segments(state: LogState, base: int) -> None:
-    """Remove every segment behind this one, newest first; what was prepared of it is about to become the active one."""
+    """Remove every segment after this one, newest first; its kept part is about to become the active one."""
     if base == state.active.base:
         return
     state.active.close()

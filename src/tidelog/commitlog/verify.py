@@ -1,4 +1,7 @@
-"""[shell] Looking at a log without changing it: what lies there, and whether every checksum and invariant holds."""
+"""Inspect and verify a log without changing it.
+
+`inspect` lists the segments without reading their data. `verify` reads every byte and checks every checksum and rule.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.log_state import LogState
-from tidelog.commitlog.offsets import OFFSETS_FILE as OFFSETS_FILE
+from tidelog.commitlog.offsets import OFFSETS_FILE
 from tidelog.commitlog.recovery import Damage, expected_sides, find_segment_faults, read_directory
 from tidelog.commitlog.segment import SealedSegment
 from tidelog.disk.interface import Disk
@@ -34,16 +37,16 @@ class SegmentInfo:
 
 @dataclass(slots=True)
 class VerifyResult:
-    """Everything that verification found wrong; nothing when `ok`."""
+    """The findings of a verification; `damage` is empty when `ok`."""
 
     codec: str
     segments: int = 0
-    first: int = 0  # seqs lie in [first, stop)
+    first: int = 0  # seqs are in [first, stop)
     stop: int = 0
     records: int = 0
     bytes: int = 0
     damage: list[Damage] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what opening for writing would mend by itself
+    notes: list[str] = field(default_factory=list)  # repaired by the next open for writing, or harmless
 
     @property
     def ok(self) -> bool:
@@ -51,13 +54,13 @@ class VerifyResult:
 
 
 def inspect(log: SegmentedLog) -> list[SegmentInfo]:
-    """One line per segment, without reading the data."""
+    """Describe every segment without reading its data."""
     state = log._log_state
-    found = []
+    infos = []
     for segment in state.sealed:
         fault, _ = state.codec.check_sealed(segment.content())
         times = segment.time_range()
-        found.append(
+        infos.append(
             SegmentInfo(
                 segment.base,
                 segment.stop,
@@ -72,7 +75,7 @@ def inspect(log: SegmentedLog) -> list[SegmentInfo]:
     active = state.active
     rebuilt = any(name.startswith(state.codec.side_name(active.base, "")) for name in state.report.rebuilt)
     has_times = state.codec.created_suffix is None and active.next_seq > active.base
-    found.append(
+    infos.append(
         SegmentInfo(
             active.base,
             active.next_seq,
@@ -84,7 +87,7 @@ def inspect(log: SegmentedLog) -> list[SegmentInfo]:
             active.last_ts_us if has_times else None,
         )
     )
-    return found
+    return infos
 
 
 def verify(
@@ -94,51 +97,51 @@ def verify(
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyResult:
-    """Read every byte of a log and compare it with every checksum and rule. Changes nothing.
+    """Read every byte of a log and check every checksum and rule. Changes nothing.
 
-    What looks wrong beside a writer that changed the directory meanwhile is looked at again.
+    Damage is checked again where a writer changed the directory during the verification.
     """
     for _ in range(_ATTEMPTS_MAX):
         log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
-        verdict = _verify_once(log, progress)
-        if verdict is not None:
-            return verdict
+        result = _verify_once(log, progress)
+        if result is not None:
+            return result
     raise Unavailable(f"{path} changes faster than it can be verified; nothing was changed, try again")
 
 
 def _verify_once(log: SegmentedLog, progress: Callable[[int, int], None] | None) -> VerifyResult | None:
-    """Verify an open log and close it; None where something looks wrong and the directory has changed since."""
+    """Verify an open log and close it; return None where damage was found and the directory has changed since."""
     try:
         state = log._log_state
-        verdict = VerifyResult(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
-        verdict.damage += state.report.damage
-        _check_tail(state, verdict)
+        result = VerifyResult(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
+        result.damage += state.report.damage
+        _check_tail(state, result)
         times = _TimeOrderCheck()
         try:
             log.offsets.groups()
         except Corrupt as error:
-            verdict.damage.append(Damage(OFFSETS_FILE, Fault(0, 0, error.pos, error.reason)))
-        verdict.notes += state.report.notes
-        verdict.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
+            result.damage.append(Damage(OFFSETS_FILE, Fault(0, 0, error.pos, error.reason)))
+        result.notes += state.report.notes
+        result.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:
-                progress(number, verdict.segments)
-            _verify_sealed(state, segment, verdict, times)
+                progress(number, result.segments)
+            _verify_sealed(state, segment, result, times)
         for rows in log.batches(state.active.base, skip_damage=True):
-            verdict.records += len(rows)
+            result.records += len(rows)
             times.check(rows)
-        verdict.notes += times.notes()
+        result.notes += times.notes()
         if progress is not None:
-            progress(verdict.segments, verdict.segments)
-        if not verdict.ok and read_directory(state.files) != state.directory_snapshot:
+            progress(result.segments, result.segments)
+        if not result.ok and read_directory(state.files) != state.directory_snapshot:
             return None
-        return verdict
+        return result
     finally:
         log.close()
 
 
 class _TimeOrderCheck:
-    """Looks for times that step back. That is no damage: the clock of another program did."""
+    """Finds times that step back. Not damage: the clock of another program may have stepped."""
 
     def __init__(self) -> None:
         self._last_us = self._steps_back = 0
@@ -162,15 +165,16 @@ class _TimeOrderCheck:
 
 
 def _check_tail(state: LogState, result: VerifyResult) -> None:
-    """What an opening for writing would cut. An unfinished last write is no damage; records behind a bad one may be."""
+    """Report the bytes that an open for writing would cut. An unfinished last write is not damage; records after a bad
+    one may be."""
     report, active = state.report, state.active
-    said = f"{report.cut_bytes} bytes ({report.cut_reason})"
+    cut = f"{report.cut_bytes} bytes ({report.cut_reason})"
     if report.cut_suspect:
-        reason = f"{said} from here on are not readable; repair cuts them and keeps them in quarantine"
+        reason = f"{cut} from here on are not readable; repair cuts them and keeps them in quarantine"
         fault = Fault(active.next_seq, active.next_seq + 1, active.size, reason)
         result.damage.append(Damage(state.codec.data_name(active.base), fault))
     elif report.cut_bytes:
-        result.notes.append(f"an unfinished write of {said}")
+        result.notes.append(f"an unfinished write of {cut}")
 
 
 def _verify_sealed(state: LogState, segment: SealedSegment, result: VerifyResult, times: _TimeOrderCheck) -> None:
@@ -188,10 +192,8 @@ def _verify_sealed(state: LogState, segment: SealedSegment, result: VerifyResult
         result.notes.append(f"{name}: {dead} bytes belong to no record; they are skipped and stay")
     if codec.is_index_usable(segment.content()):
         return
-    # One that is the truth was held against the data by reading; one made in memory is right by construction.
+    # Reading checked an authoritative index against the data; one rebuilt in memory is valid by construction.
     expected = None if 0 in codec.authoritative_sides or segment.rebuilt_sides else expected_sides(segment)
-    for suffix, content, have in zip(codec.side_suffixes, expected or (), segment.content().sides, strict=False):
-        if have is not None and bytes(have) != content:
-            result.notes.append(
-                f"{codec.side_name(segment.base, suffix)} is not what its data gives; repair rebuilds it"
-            )
+    for suffix, content, side in zip(codec.side_suffixes, expected or (), segment.content().sides, strict=False):
+        if side is not None and bytes(side) != content:
+            result.notes.append(f"{codec.side_name(segment.base, suffix)} does not match its data; repair rebuilds it")

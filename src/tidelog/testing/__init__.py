@@ -1,7 +1,9 @@
-"""The test kit, shipped and supported: a clock that stands still and a disk that loses power.
+"""The test kit, shipped and supported: a manual clock and a disk that loses power.
 
-`tidelog.testing.disk_contract` holds the suite that every Disk passes; it needs pytest, so it is
-imported by its own name.
+Read `simulated_disk` first: `SimDisk` implements the Disk protocol in memory. Its files are `inodes`, which keep
+durable and pending bytes apart; `machine` has its power, operation numbers and injected faults; `crash_images` lists
+the trees that a restart could find. `fault_fs` is the same below the kernel, as a FUSE file system. `disk_contract` is
+the suite that every Disk passes; it needs pytest, so it is imported by its own name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A manual clock, which only a test moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ START_US = 1_700_000_000_000_000  # a Tuesday in November 2023; any fixed moment
 
 
 class ManualClock:
-    """Wall time goes where it is put; monotonic time only ever forward, and only by ticks."""
+    """Wall time can be set freely; monotonic time moves only forward, and only by ticks."""
 
     def __init__(self, start_us: int = START_US) -> None:
         self._wall_us, self._passed_us = start_us, 0
@@ -21,16 +21,16 @@ class ManualClock:
         return self._passed_us
 
     def tick(self, ms: int) -> None:
-        """Let time pass, on both clocks."""
+        """Advance both clocks."""
         self.tick_us(ms * 1_000)
 
     def tick_us(self, us: int) -> None:
-        """Let time pass, on both clocks."""
+        """Advance both clocks."""
         if us < 0:
-            raise ValueError(f"time passes forward only, not by {us} us; set_us turns the wall clock back")
+            raise ValueError(f"a tick is forward only, not {us} us; set_us turns the wall clock back")
         self._wall_us += us
         self._passed_us += us
 
     def set_us(self, us: int) -> None:
-        """Put the wall clock anywhere, as an administrator can. No time passes."""
+        """Set the wall clock, as an administrator can. The monotonic clock does not move."""
         self._wall_us = us

@@ -1,15 +1,14 @@
-"""[policy] All that a restart could find: the crash images of one instant.
+"""Crash images: every tree that a restart could find after a power cut at one instant.
 
-Pending operations of the whole disk are numbered in the order they were issued, so one
-choice of survivors is one integer, bit i for operation i:
+Pending operations of the whole disk are numbered in the order they were issued, so one choice of survivors is one
+integer, bit i for operation i:
 
     bit      0        1        2        3        4         5
              link a   size a   a@0      size a   a@512     move a -> b
     mask     1        1        0        1        1         0
 
-Rules of what may survive together are those of `inodes`: some operations form a *log* (the
-sizes of one file, the names of one directory) of which a prefix survives; the rest, the
-pieces of writes, are free.
+`inodes` has the rules for survivors: some operations form a *log* (the sizes of one file, the names of one directory)
+of which a prefix survives; the pieces of writes survive in any combination.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise, product
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from tidelog.testing.inodes import (
     DirNode,
@@ -34,25 +33,16 @@ from tidelog.testing.inodes import (
 )
 
 Policy: TypeAlias = Literal[
-    "none",  # only what was synced
-    "all",  # everything that was issued
+    "none",  # only synced operations
+    "all",  # every issued operation
     "prefixes",  # the first n operations, for every n
-    "all_but_one",  # everything but one operation, and what its log keeps behind it
-    "only_one",  # one operation, and what its log keeps before it
+    "all_but_one",  # all but one operation and the later ones of its log
+    "only_one",  # one operation and the earlier ones of its log
     "torn_last",  # the last write torn at each sector, with its whole size and with its size cut as well
     "random",  # sixteen draws
     "directories",  # every prefix of each directory's log, every pair for two; with all data and with none
 ]
-ALL_POLICIES: tuple[Policy, ...] = (
-    "none",
-    "all",
-    "prefixes",
-    "all_but_one",
-    "only_one",
-    "torn_last",
-    "random",
-    "directories",
-)
+ALL_POLICIES: tuple[Policy, ...] = get_args(Policy)
 RANDOM_DRAWS = 16
 
 _LabelledMasks: TypeAlias = Iterator[tuple[str, int]]
@@ -67,7 +57,7 @@ class _PendingChange(NamedTuple):
 
 
 class _FileAtCrash:
-    """A file of this instant: what is durable, what may survive, and each content once it was asked for."""
+    """A file at this instant: its durable bytes, its pending changes, and a cache of its contents."""
 
     def __init__(self, node: FileNode) -> None:
         self._contents = {0: node.durable}
@@ -90,7 +80,7 @@ class _FileAtCrash:
 
 
 class _DirAtCrash:
-    """A directory of this instant."""
+    """A directory at this instant."""
 
     def __init__(self, node: DirNode) -> None:
         self._durable = node.durable  # a sync puts another in its place and leaves this one as it is
@@ -111,7 +101,7 @@ class _DirAtCrash:
 
 
 class CrashPoint:
-    """One instant of a disk, held still: the disk may go on, the images stay those of this instant."""
+    """A snapshot of a disk: later operations do not change its images."""
 
     def __init__(self, root: DirNode) -> None:
         self._root = root
@@ -153,11 +143,11 @@ class CrashPoint:
 
     @property
     def full_mask(self) -> int:
-        """The mask under which all that was issued survives."""
+        """The mask under which every issued operation survives."""
         return (1 << len(self._pending)) - 1
 
     def choices(self, policies: Iterable[Policy], random: Random, limit: int | None = None) -> LabelByMask:
-        """What to try, each mask once. Over `limit` a sample is drawn, which the two extremes always pass."""
+        """Return the masks of a policy, each once. Over `limit` a sample is drawn, always with the two extremes."""
         found: LabelByMask = {}
         for policy in policies:
             for label, mask in _POLICIES[policy](self, random):
@@ -170,14 +160,14 @@ class CrashPoint:
         return {mask: label for mask, label in found.items() if mask in kept}
 
     def random_mask(self, random: Random) -> int:
-        """Survivors by chance: any subset of the pieces, any prefix of every log."""
+        """Draw survivors at random: any subset of the pieces, any prefix of every log."""
         mask = random.getrandbits(len(self._pending) + 1) & self._data_mask
         for log in (*self._size_logs.values(), *self._name_logs.values()):
             mask |= self._log_prefix(log, random.randint(0, len(log)))
         return mask
 
     def trees(self, choices: LabelByMask) -> Iterator[tuple[str, DirNode]]:
-        """What a restart finds under each choice; the same tree comes once, under its first label."""
+        """Yield the tree of each mask; equal trees once, under the first label."""
         seen: set[_TreeKey] = set()
         for mask, label in choices.items():
             tree, key = self._build(self._root, mask)
@@ -186,7 +176,7 @@ class CrashPoint:
                 yield label, tree
 
     def tree(self, mask: int) -> DirNode:
-        """What a restart finds when these survive."""
+        """Build the tree that a restart finds when these operations survive."""
         return self._build(self._root, mask)[0]
 
     def _build(self, node: DirNode, mask: int) -> tuple[DirNode, _TreeKey]:
@@ -272,7 +262,7 @@ _POLICIES: dict[Policy, Callable[[CrashPoint, Random], _LabelledMasks]] = {
 
 
 def _collect_nodes(node: Node, path: str, nodes: dict[Node, str]) -> None:
-    """Every inode that some image can hold, with a path to call it by."""
+    """Return every inode that an image can contain, with a path as its label."""
     if node in nodes:
         return
     nodes[node] = path
@@ -283,7 +273,7 @@ def _collect_nodes(node: Node, path: str, nodes: dict[Node, str]) -> None:
 
 
 def _describe_change(change: FileChange | NameChange, path: str) -> str:
-    """A pending operation in words, for the label of an image."""
+    """Describe a pending operation for the label of an image."""
     if isinstance(change, SectorWrite):
         return f"{path}@{change.pos}+{len(change.data)}"
     if isinstance(change, Resize):

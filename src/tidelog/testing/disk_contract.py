@@ -1,4 +1,4 @@
-"""The suite that every Disk passes: each promise of `disk/interface.py` that can be seen without a power cut.
+"""The contract suite of a Disk: each promise of `disk/interface.py` that can be tested without a power cut.
 
 To run it against a disk of your own, in a test module:
 
@@ -25,7 +25,7 @@ DiskAndRoot: TypeAlias = tuple[Disk, str]
 class DiskContract(ABC):
     @abstractmethod
     def make_disk_and_root(self, tmp_path: Path, /) -> DiskAndRoot:
-        """A disk, and an empty directory on it that nobody else uses."""
+        """Return a disk, and an empty directory on it for one test."""
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> DiskAndRoot:
@@ -97,7 +97,7 @@ class DiskContract(ABC):
 
     # Bytes.
 
-    def test_writes_go_where_they_are_told(self, place: DiskAndRoot) -> None:
+    def test_write_changes_exactly_the_given_range(self, place: DiskAndRoot) -> None:
         _, file = create_file(place, "a", b"0123456789")
         file.write(3, b"abc")
         file.write(10, b"xyz")
@@ -173,12 +173,12 @@ class DiskContract(ABC):
 
     # Sizes.
 
-    def test_a_cut_forgets_what_lay_behind(self, place: DiskAndRoot) -> None:
+    def test_truncated_bytes_do_not_return(self, place: DiskAndRoot) -> None:
         _, file = create_file(place, "a", b"abcdef")
         file.truncate(2)
         assert (file.size(), file.read(0, 100)) == (2, b"ab")
         file.write(5, b"x")
-        assert file.read(0, 100) == b"ab\0\0\0x", "bytes behind a cut came back"
+        assert file.read(0, 100) == b"ab\0\0\0x", "truncated bytes returned"
 
     def test_a_cut_beyond_the_end_adds_zeros(self, place: DiskAndRoot) -> None:
         _, file = create_file(place, "a", b"ab")
@@ -243,7 +243,7 @@ class DiskContract(ABC):
         with pytest.raises(FileNotFoundError):
             disk.list_dir(join(root, "no"))
 
-    def test_stat_tells_files_from_directories_and_both_from_nothing(self, place: DiskAndRoot) -> None:
+    def test_stat_distinguishes_files_directories_and_missing_names(self, place: DiskAndRoot) -> None:
         disk, root = place
         path, _ = create_file(place, "a", b"abc")
         file, directory = disk.stat(path), disk.stat(root)

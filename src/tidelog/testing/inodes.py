@@ -1,23 +1,23 @@
-"""What a simulated disk is made of: inodes that keep what survives apart from what is seen.
+"""Inodes of a simulated disk, which keep durable, pending and live state apart.
 
-    file   durable   ▓▓▓▓▓▓▓▓▓▓                        what a restart surely finds
+    file   durable   ▓▓▓▓▓▓▓▓▓▓                        always found by a restart
            pending   Resize 1024 · Piece @512 · Piece @1000 · Resize 700 …      in the order they were issued
-           live      ▓▓▓▓▓▓▓▒▒▒▒▒▒                     what the process sees
+           live      ▓▓▓▓▓▓▓▒▒▒▒▒▒                     seen by the process
 
     dir    durable   {name: inode}
            pending   Link · Move · Unlink …
            live      {name: inode}
 
-After a power cut the platter holds `durable` and some of `pending`. Which ones may survive together:
+After a power cut the disk has `durable` and some of `pending`. Rules for the survivors:
 
   1. Pieces, the sectors of a write, survive in any combination and apply in the order issued.
-  2. Resizes of one file survive as a prefix. A size that survives without its piece shows zeros, or
-     the bytes that were there before; a piece that survives without its size is not seen.
-  3. A surviving resize to fewer bytes also takes the pieces issued before it that lie beyond.
-  4. Name changes of one directory survive as a prefix; no directory waits for another, nor for data.
+  2. Resizes of one file survive as a prefix. A size that survives without its piece shows zeros or the old bytes; a
+     piece that survives without its size is not visible.
+  3. A surviving resize to fewer bytes also removes the earlier pieces beyond it.
+  4. Name changes of one directory survive as a prefix, independent of other directories and of data.
 
-A write that grows a file grows it sector by sector, each with its own Resize, so a file may
-also end in the middle of a write.
+A write that grows a file grows it sector by sector, each with its own Resize, so a file may also end in the middle of a
+write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECTOR_BYTES = 512
 
 
 class SectorWrite(NamedTuple):
-    """The part of one write that lies in one sector."""
+    """The part of one write in one sector."""
 
     serial: int  # orders the pending operations of the whole disk
     write: int  # the same for all that one write issued
@@ -71,11 +71,11 @@ class FileNode:
         self._durable: bytes | bytearray = content
         self._live: bytes | bytearray = content
         self.pending: list[FileChange] = []
-        # The size once all that is pending has survived. Not always the live size: bytes that
-        # a failed sync dropped are seen, but will never be on the platter.
+        # The size after all pending changes. Not always the live size: bytes that a failed sync dropped are visible but
+        # never become durable.
         self.pending_size = len(content)
         self.modified_ms = modified_ms
-        self.lock_holder: object = None  # whoever holds this file as a lock
+        self.lock_holder: object = None  # the owner of this lock file
 
     @property
     def size(self) -> int:
@@ -83,13 +83,13 @@ class FileNode:
 
     @property
     def live(self) -> bytes:
-        """All bytes as the process sees them. Shared, not copied, until the next write."""
+        """The bytes that the process sees. Shared, not copied, until the next write."""
         self._live = bytes(self._live)
         return self._live
 
     @property
     def durable(self) -> bytes:
-        """All bytes that surely survive. Shared, not copied, until the next sync."""
+        """The bytes that always survive. Shared, not copied, until the next sync."""
         self._durable = bytes(self._durable)
         return self._durable
 
@@ -120,30 +120,30 @@ class FileNode:
             self.pending.append(Resize(next(serials), 0, size))
 
     def sync(self) -> None:
-        """Move all that is pending to the platter."""
+        """Make all pending changes durable."""
         if self.pending:
             durable = self._durable = _mutable(self._durable)
             apply_changes(durable, self.pending)
             self.pending.clear()
 
     def drop_pending(self) -> None:
-        """Forget what is pending but go on showing it, as a kernel that marks failed pages clean does."""
+        """Drop the pending changes but keep showing them, like a kernel that marks failed pages clean."""
         self.pending.clear()
         self.pending_size = len(self._durable)
 
     def revert(self) -> None:
-        """Forget what is pending and show what is durable, as a kernel that discards failed pages does."""
+        """Drop the pending changes and show the durable bytes, like a kernel that discards failed pages."""
         self.drop_pending()
         self._live = self.durable
 
     def set_content(self, content: bytes) -> None:
-        """Hold exactly `content`, durable, nothing pending."""
+        """Set the content, durable, with nothing pending."""
         self._durable = self._live = content
         self.pending.clear()
         self.pending_size = len(content)
 
     def flip_bit(self, pos: int, bit: int) -> None:
-        """Turn one bit over wherever this byte is kept, so that no later sync repairs it."""
+        """Flip one bit in every copy of this byte, so that no later sync repairs it."""
         if not 0 <= pos < len(self._live):
             raise ValueError(f"byte {pos} is outside the file of {len(self._live)} bytes")
         self._live, self._durable = (_flip_bit(held, pos, bit) for held in (self._live, self._durable))
@@ -155,10 +155,10 @@ class FileNode:
         ]
 
     def copy(self) -> FileNode:
-        """A copy with its own pending list; the bytes are shared until either is written."""
-        twin = FileNode(self.durable, self.modified_ms)
-        twin._live, twin.pending, twin.pending_size = self.live, self.pending.copy(), self.pending_size
-        return twin
+        """Copy with an own pending list; the bytes are shared until either is written."""
+        node = FileNode(self.durable, self.modified_ms)
+        node._live, node.pending, node.pending_size = self.live, self.pending.copy(), self.pending_size
+        return node
 
 
 class DirNode:
@@ -184,7 +184,7 @@ Node: TypeAlias = FileNode | DirNode
 
 
 def apply_changes(content: bytearray, changes: Iterable[FileChange]) -> None:
-    """Apply the changes that survived, in order, by rules 1 to 3."""
+    """Apply the surviving changes in order, by rules 1 to 3."""
     size = len(content)  # what is beyond it is on the platter but not in the file
     for change in changes:
         if isinstance(change, SectorWrite):
@@ -211,7 +211,7 @@ def apply_name_change(entries: dict[str, Node], change: NameChange) -> None:
 
 
 def walk_tree(node: DirNode, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Everything below a directory as the process sees it, names sorted, a directory before what it holds."""
+    """Iterate over the live tree below a directory, names sorted, a directory before its contents."""
     for name in sorted(node.live):
         child = node.live[name]
         yield path + name, child
@@ -220,7 +220,7 @@ def walk_tree(node: DirNode, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def copy_tree(root: DirNode) -> DirNode:
-    """The same tree, pending operations and all, sharing nothing that can change."""
+    """Copy a tree with its pending operations, sharing nothing that can change."""
     copies: dict[Node, Node] = {}
 
     def copy(node: Node) -> Node:
@@ -229,21 +229,21 @@ def copy_tree(root: DirNode) -> DirNode:
         if isinstance(node, FileNode):
             copies[node] = node.copy()
             return copies[node]
-        twin = copies[node] = DirNode(node.modified_ms)
-        twin.durable = {name: copy(child) for name, child in node.durable.items()}
-        twin.live = {name: copy(child) for name, child in node.live.items()}
-        twin.pending = [
+        new = copies[node] = DirNode(node.modified_ms)
+        new.durable = {name: copy(child) for name, child in node.durable.items()}
+        new.live = {name: copy(child) for name, child in node.live.items()}
+        new.pending = [
             change._replace(node=copy(change.node)) if isinstance(change, Link) else change for change in node.pending
         ]
-        return twin
+        return new
 
-    twin = copy(root)
-    assert isinstance(twin, DirNode)
-    return twin
+    new_root = copy(root)
+    assert isinstance(new_root, DirNode)
+    return new_root
 
 
 def _mutable(content: bytes | bytearray) -> bytearray:
-    """Bytes that may be changed in place. Copies only what somebody else may be looking at."""
+    """Return bytes that may be changed in place; copies only shared ones."""
     return content if isinstance(content, bytearray) else bytearray(content)
 
 

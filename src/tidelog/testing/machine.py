@@ -1,15 +1,11 @@
 """The machine around a simulated disk: its power, the number of each operation, and its faults.
 
-Calls of the Disk protocol that change something are numbered from 1, in `ops`, and are the
-points where power can fail: before operation n is after operation n - 1. A write that is
-taken in short pieces is one operation a piece. Once the power is off every call of the
-protocol raises PowerOff, so nothing can be acknowledged by a dead machine.
+Calls of the Disk protocol that change something are numbered from 1 and are the points where power can fail: before
+operation n is after operation n - 1. A write in short pieces is one operation per piece. Once the power is off every
+call of the protocol raises PowerOff, so nothing is acknowledged by a dead machine.
 
-[policy] Which call of a simulated disk fails, and how. Decides, never touches the disk.
-
-Every fault counts the calls that match it and strikes from the `at`-th on, `times` times.
-All faults count every call, so two of them make a compound fault; when both want the same
-call, the one that was asked for first strikes.
+A fault counts the calls that match it and fails them from the `at`-th on, `times` times. All faults count every call,
+so two of them make a compound fault; when both match the same call, the first one added wins.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ class Fault:
     calls_seen: int = 0
 
     def matches(self, call: DiskCall, path: str) -> bool:
-        """Count this call, and say whether it fails."""
+        """Count this call; return whether it fails."""
         if call != self.call or (self.path is not None and self.path not in path):
             return False
         self.calls_seen += 1
@@ -80,7 +76,7 @@ class FaultPlan:
         self._faults.clear()
 
     def next_fault(self, call: DiskCall, path: str) -> Fault | None:
-        """The fault this call meets, if any. Asked exactly once per call."""
+        """Return the fault of this call, if any. Called exactly once per call."""
         if not self._faults:
             return None
         struck = [fault for fault in self._faults if fault.matches(call, path)]
@@ -88,7 +84,7 @@ class FaultPlan:
 
 
 class PowerOff(BaseException):
-    """The machine is dead. Not an Exception, so that no handler takes it for an error it may survive."""
+    """The power is off. Not an Exception, so that no handler treats it as an error to survive."""
 
 
 class Machine:
@@ -105,7 +101,7 @@ class Machine:
         self._powered_off = False
         self._open_paths: dict[int, str] = {}  # files that are not closed, by the identity of the handle
         self.trace: list[str] = []
-        """The operations so far in words, one each; stays empty unless asked for."""
+        """A description of each operation so far; empty unless enabled."""
         self.on_op: Callable[[int], None] | None = None
         """Called with its number before an operation takes effect. May look at everything, change nothing."""
         self.capacity_bytes: int | None = None
@@ -160,7 +156,7 @@ class Machine:
             self._faults.add(Fault("sync", at, times, path, mode=mode))
 
     def clear_faults(self) -> None:
-        """Take back every fault; capacity and lies are set by hand."""
+        """Remove every fault; capacity and ignored syncs are set by hand."""
         with self._lock:
             self._faults.clear()
 
@@ -213,4 +209,4 @@ class Machine:
         return max(0, self.capacity_bytes - used)
 
     def _disk_full_error(self, path: str) -> OSError:
-        return OSError(errno.ENOSPC, f"the disk has room for {self.capacity_bytes} bytes", path)
+        return OSError(errno.ENOSPC, f"the disk has a capacity of {self.capacity_bytes} bytes", path)

@@ -1,18 +1,14 @@
-"""A disk in memory that loses power, tears writes, fails syncs and runs full, all on demand and by seed.
+"""A disk in memory that loses power, tears writes, fails syncs and runs full, on demand and by seed.
 
-It behaves as `disk/interface.py` promises and not a bit better: what was not synced may be lost in
-every way that `inodes` allows. A crash is tried in one of two ways.
+It keeps the promises of `disk/interface.py` and no more: unsynced changes may be lost in every way that `inodes`
+allows. A crash is tested in one of two ways.
 
     1. Cut the power        disk.cut_power_at(n); run the workload until PowerOff; disk.images()
-    2. Look while it runs   disk.on_op = examine; run the workload once; examine at every operation
+    2. Observe              disk.on_op = examine; run the workload once; examine at every operation
 
-After the power is off every call of the Disk protocol raises PowerOff, while the test bench
-(`images`, `crash_image`, `reboot`, `tree`, `read_file`, `digest`) goes on working.
-
-Images and reboots are healthy disks of their own: faults, capacity, numbering and observer
-stay behind.
-
-Files and locks of a simulated disk. A file is the way to one inode, whatever becomes of its name.
+After the power is off every call of the Disk protocol raises PowerOff, while the calls for tests (`images`,
+`crash_image`, `reboot`, `tree`, `read_file`, `digest`) still work. Images and reboots are new, healthy disks without
+the faults, capacity, numbering and observer of this one.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ class SimFile:
             self._check_usable(writing=True)
             check_not_negative(size, 0, self._path)
             machine._run_fallible(call, self._path, f"{call} {self._path} to {size}")
-            # Only blocks take room: a file that is made longer by a cut has none there yet.
+            # Only blocks use capacity: a file that truncate makes longer has none there yet.
             if call == "reserve" and machine._writable_bytes(node, node.size) < size - node.size:
                 raise machine._disk_full_error(self._path)
             node.resize(machine._serials, size)
@@ -216,7 +212,7 @@ class SimDisk(Machine):
                     self._link(above, name, found)
                     self._sync_directory(above, parent_dir(walked))
                 elif number == len(names):
-                    # Whoever made it may have been killed before the sync.
+                    # The process that created it may have been killed before the sync.
                     self._sync_directory(above, parent_dir(walked))
                 above = found
                 walked += "/"
@@ -270,7 +266,7 @@ class SimDisk(Machine):
                 self._check_read_fault("lock", path)
             node = _require_file(node, path)
             if node.lock_holder is not None:
-                raise BlockingIOError(errno.EAGAIN, "somebody holds this lock", path)
+                raise BlockingIOError(errno.EAGAIN, "the lock is held", path)
             lock = SimLock(self, node)
             node.lock_holder = lock
             return lock
@@ -280,9 +276,9 @@ class SimDisk(Machine):
     def images(
         self, policies: Iterable[Policy] = ALL_POLICIES, random: Random | None = None, *, limit: int | None = None
     ) -> Iterator[CrashImage]:
-        """What a restart could find if the power failed now; no two alike, at most `limit` of them.
+        """Return the trees that a restart could find if the power failed now; no two alike, at most `limit`.
 
-        Taken when called: the disk may go on while the images are looked at, and notices nothing.
+        They are taken when called: later operations of the disk do not change them.
         """
         with self._lock:
             instant = CrashPoint(self._root)
@@ -290,7 +286,7 @@ class SimDisk(Machine):
         return (CrashImage(label, self._from_tree(root)) for label, root in instant.trees(choices))
 
     def crash_image(self, keep: Literal["none", "all"] | Random = "none") -> SimDisk:
-        """One thing a restart could find if the power failed now: none, all or some of what is pending."""
+        """Return one tree that a restart could find if the power failed now: with none, all or some pending changes."""
         with self._lock:
             instant = CrashPoint(self._root)
         if isinstance(keep, Random):
@@ -298,9 +294,9 @@ class SimDisk(Machine):
         return self._from_tree(instant.tree(instant.full_mask if keep == "all" else 0))
 
     def reboot(self) -> SimDisk:
-        """What a new process finds after `kill -9`: all that was live, pending or not, and no lock held.
+        """Return the disk that a new process finds after `kill -9`: all live bytes, pending or not, and no lock held.
 
-        The disk it is taken from goes on undisturbed, as with images.
+        The original disk is not changed, as with images.
         """
         with self._lock:
             disk = self._from_tree(copy_tree(self._root))
@@ -315,7 +311,7 @@ class SimDisk(Machine):
             return _require_file(self._find(path), path).live
 
     def write_file(self, path: str, data: Buffer) -> None:
-        """Put a file there, durable at once, as is every name in the directories above it."""
+        """Create a file, durable at once, with every directory above it."""
         with self._lock:
             above = self._root
             *directories, name = split_path(path)
@@ -328,7 +324,7 @@ class SimDisk(Machine):
             _require_file(file, path).set_content(bytes(data))
 
     def flip_bit(self, path: str, pos: int, bit: int) -> None:
-        """Turn one bit of a file over, at rest and in every cache."""
+        """Flip one bit of a file, on disk and in every cache."""
         with self._lock:
             _require_file(self._find(path), path).flip_bit(pos, bit)
 

@@ -153,7 +153,7 @@ def test_append_refuses_when_the_next_seq_is_not_the_expected_one(run: Run, stdi
 def test_a_column_without_room_is_refused(run: Run) -> None:
     code, _, err = run("append", "a", "--codec", "rustlog", "--tag", "t", stdin=b"x\n")
     assert code == 2
-    assert "the rustlog layout has no room for a tag" in err
+    assert "the rustlog layout cannot store a tag" in err
 
 
 def test_an_error_after_some_batches_says_what_was_written_before_it(run: Run) -> None:
@@ -279,7 +279,7 @@ def test_damage_ends_cat_with_1_and_can_be_passed_over(run: Run, codec: str) -> 
     assert 0 < len(served) < 300
     assert served == whole[: len(served)], "everything before the damage came out"
     code, out, err = run("cat", "a", "--skip-damage")
-    assert (code, err) == (0, "passed over 1 damaged place; see tidelog log verify\n")
+    assert (code, err) == (0, "skipped 1 damaged place; see tidelog log verify\n")
     assert len(served) < len(out.splitlines()) < 300
     assert set(out.splitlines()) < set(whole)
 
@@ -457,7 +457,7 @@ def test_seal_says_what_it_sealed_and_that_there_was_nothing(run: Run) -> None:
 
 def test_truncate_forgets_the_end_and_says_what(run: Run) -> None:
     run("append", "a", stdin=numbers(10))
-    assert run("truncate", "a", "--to", 8) == (0, "forgot seqs 8 to 10; the next seq is 8\n", "")
+    assert run("truncate", "a", "--to", 8) == (0, "removed seqs 8 to 10; the next seq is 8\n", "")
     forgot = {"forgotten": 2, "first": 6, "last": 7, "next_seq": 6}
     assert answer(run("truncate", "a", "--to", 6, "--json")) == forgot
     assert run("cat", "a")[1] == numbers(5).decode()
@@ -491,7 +491,7 @@ def test_compact_keeps_the_newest_record_of_every_key(run: Run) -> None:
     run("append", "a", "--codec", "rustlog", stdin=b"a=1\nb=1\nno key\na=2\nb=\n")
     code, out, err = run("compact", "a", "--key", "prefix:=")
     assert (code, out[:18]) == (0, "dropped 0 records ")
-    assert err == "seqs 0 to 4 lie in the active segment, which is never compacted; tidelog log seal a closes it\n"
+    assert err == "seqs 0 to 4 are in the active segment, which is never compacted; tidelog log seal a closes it\n"
     run("seal", "a")
     fields = answer(run("compact", "a", "--key", "prefix:=", "--json"))
     assert (fields["dropped"], fields["kept"], fields["segments"], fields["unsealed"]) == (2, 3, 1, 0)
@@ -535,13 +535,13 @@ def test_convert_drops_a_column_only_when_told_and_leaves_nothing_behind(run: Ru
     run("append", "a", "--tag", "t", "--node", "n", stdin=numbers(3))
     code, _, err = run("convert", "a", "b", "--to", "narwhal")
     assert code == 2
-    assert "records carry a tag and the narwhal layout has no room for it" in err
+    assert "records have a tag and the narwhal layout cannot store it" in err
     assert answer(run("convert", "a", "b", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3, (
         "nothing is in the way"
     )
     code, _, err = run("convert", "a", "b", "--to", "narwhal", "--drop", "tag")
     assert code == 2
-    assert err == "tidelog: b is there already and not empty; nothing was written, name a new directory\n"
+    assert err == "tidelog: b exists already and is not empty; nothing was written, name a new directory\n"
     with SegmentedLog.open("b", read_only=True) as log:
         assert {(record.node, record.tag) for record in log} == {(b"n", b"")}
 
@@ -577,14 +577,14 @@ def test_restore_copies_up_to_a_seq_or_a_time(run: Run) -> None:
     assert answer(run("restore", "a", "d", "--to-time", "2000-01-01T00:00:00Z", "--json"))["highest"] == 1
     code, _, err = run("restore", "a", "b", "--to-offset", 5)
     assert code == 2
-    assert "b is there already and not empty" in err
+    assert "b exists already and is not empty" in err
 
 
 def test_restore_by_time_is_refused_where_records_have_none(run: Run) -> None:
     run("append", "a", "--codec", "laminar", stdin=numbers(3))
     code, _, err = run("restore", "a", "b", "--to-time", 5)
     assert code == 2
-    assert "the laminar layout keeps no time per record" in err
+    assert "the laminar layout stores no time per record" in err
     assert not Path("b").exists()
 
 

@@ -52,7 +52,7 @@ def test_files_of_two_layouts_want_a_word(disk: MemoryDisk) -> None:
     for choose in (existing_codec, codec_to_write):
         assert choose(disk, "unclear", "narwhal") == "narwhal"
         for asked in (None, "tide"):
-            with pytest.raises(BadInput, match="rustlog or narwhal; nothing was changed, say which"):
+            with pytest.raises(BadInput, match="rustlog or narwhal; nothing was changed, choose with"):
                 choose(disk, "unclear", asked)
 
 

@@ -152,7 +152,7 @@ def test_damage_that_is_met_points_to_the_check(capsys: pytest.CaptureFixture[st
     flip(data, 60)
     assert main(["topic", "read", "d", "t"]) == 1
     err = capsys.readouterr().err
-    assert err.endswith("; tidelog check d tells all of it\n")
+    assert err.endswith("; tidelog check d lists all of it\n")
     assert err.count("\n") == 1
 
 
@@ -175,7 +175,7 @@ def test_damage_of_the_wal_is_told_to_readers_and_stops_writers_until_the_loss_i
     out, err = capsys.readouterr()
     assert "1 topic" in out
     assert err.startswith("damage: wal/wal-0000000000000001.log at byte ")
-    assert err.endswith("; tidelog check killed tells all of it\n")
+    assert err.endswith("; tidelog check killed lists all of it\n")
     assert main(["topic", "checkpoint", "killed"]) == 1
     assert "acknowledged records may be lost" in capsys.readouterr().err
     assert main(["topic", "checkpoint", "killed", "--accept-loss"]) == 0

@@ -250,7 +250,7 @@ def test_show_says_what_is_only_in_the_wal(run: Run) -> None:
     log.topic("t").append([b"x", b"y"])
     _, out, _ = run("show", "d", "t")
     log.close()
-    assert "2 seqs from 1 on lie in the WAL until the next checkpoint" in out
+    assert "2 seqs from 1 on are in the WAL until the next checkpoint" in out
     assert "in the WAL" not in run("show", "d", "t")[1]
 
 
@@ -438,7 +438,7 @@ def test_follow_does_with_a_gap_what_it_is_told(run: Run) -> None:
     words = ("follow", "d", "t", "--timeout", 0)
     said = refused(run(*words))
     assert "t: seqs 1 to 3 are lost (cap)" in said
-    assert said.endswith("; --from 3 begins behind them, --on-gap emit or skip goes on by itself\n")
+    assert said.endswith("; --from 3 begins after them, --on-gap emit or skip continues by itself\n")
     assert run(*words, "--from", 3) == (0, "4\n5\n", "")
     assert run(*words, "--on-gap", "skip") == (0, "4\n5\n", "")
     code, out, err = run(*words, "--on-gap", "emit")
@@ -582,7 +582,7 @@ def test_config_sets_what_is_given_and_says_what_changed(run: Run) -> None:
     assert run("config", "d", "t", "ttl_ms=7d", "cap_records=4", "priority=null")[1].splitlines() == [
         "ttl_ms: 7000000 -> 604800000",
         "cap_records: 0 -> 4",
-        "6 records over the new limits were evicted; readers are told of a gap",
+        "6 records over the new limits were evicted; readers get a gap",
     ]
     assert run("config", "d", "t", "cap_records=4")[1] == "t has these settings already\n"
     fields = answer(run("config", "d", "t", "auto_create=false", "--json"))

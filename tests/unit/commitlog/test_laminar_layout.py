@@ -293,7 +293,7 @@ def test_every_broken_rule_of_an_index_is_found() -> None:
     assert laminar_layout.index_fault(b"", 5, 0) is None
     for expected, found in [
         ("the base marker ends after 15", laminar_layout.index_fault(bytes(15), 5, 0)),
-        ("the base marker says 6", fault((30, 0), base=6)),
+        ("the base marker is 6", fault((30, 0), base=6)),
         ("the padding", fault((30, 0), pad=1)),
         ("the padding", fault((30, 0), pad=1 << 63)),
         ("the last entry has 15 bytes", fault((30, 0), tail=bytes(15))),
@@ -363,25 +363,6 @@ def test_no_bytes_make_the_index_functions_raise(index: bytes, store: bytes) -> 
     laminar_layout.index_fault(index, base or 0, len(store))
     laminar_layout.find_faults(store, entries, base or 0)
     laminar_layout.scan_records(store, entries, base or 0)
-
-
-def test_names_carry_the_base_and_other_names_carry_none() -> None:
-    assert laminar_layout.data_name(1000) == "1000.store"
-    assert laminar_layout.index_name(1000) == "1000.index"
-    assert laminar_layout.created_name(1000) == "1000.created"
-    for base in (0, 1000, (1 << 63) - 1):
-        assert laminar_layout.base_of(laminar_layout.data_name(base)) == base
-    for name in (
-        "0000.store",
-        "07.store",
-        ".store",
-        "7.index",
-        "7.store\n",
-        "-7.store",
-        "٧.store",
-        f"{1 << 63}.store",
-    ):
-        assert laminar_layout.base_of(name) is None, name
 
 
 def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(

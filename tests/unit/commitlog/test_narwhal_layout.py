@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tidelog.commitlog import vectorized
 from tidelog.commitlog.codecs import narwhal_layout
+from tidelog.commitlog.vectorized import scan_records, scan_runs
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats.rows import ScanResult, ScanStop, iter_records
 from tidelog.types import Ints
@@ -39,19 +40,16 @@ def read_plainly(
     end: int | None = None,
     *,
     above: int = 0,
-    count_max: int | None = None,
-    bytes_max: int | None = None,
-    stop_seq: int | None = None,
+    count_max: int = 1 << 63,
 ) -> tuple[list[Plain], int, ScanStop]:
     """The rules of a walk, one record at a time."""
     out: list[Plain] = []
-    used = 0
     last = len(buf) if end is None else min(end, len(buf))
 
     def number(start: int, size: int) -> int:
         return int.from_bytes(buf[pos + start : pos + start + size], "little")
 
-    while pos < last and (count_max is None or len(out) < count_max):
+    while pos < last and len(out) < count_max:
         if last - pos < 22:
             return out, pos, ScanStop.TORN
         seq, ts, node_size, size = number(0, 8), number(8, 8), number(16, 2), number(18, 4)
@@ -60,15 +58,10 @@ def read_plainly(
         covered = 22 + node_size + size
         if pos + covered + 4 > last:
             return out, pos, ScanStop.TORN
-        used += size
-        if bytes_max is not None and out and used > bytes_max:
-            return out, pos, ScanStop.END
         if crc32(buf[pos : pos + covered]) != number(covered, 4):
             return out, pos, ScanStop.BAD
         if seq <= above or seq == 0 or seq >= 1 << 63 or ts > MS_MAX:
             return out, pos, ScanStop.BAD
-        if stop_seq is not None and seq >= stop_seq:
-            return out, pos, ScanStop.END
         out.append((seq, ts, buf[pos + 22 : pos + 22 + node_size], buf[pos + 22 + node_size : pos + covered]))
         above, pos = seq, pos + covered + 4
     return out, pos, ScanStop.END
@@ -134,7 +127,7 @@ def test_what_is_encoded_is_walked_back(first: int, ts_ms: int, parts: list[tupl
     buf = narwhal_layout.encode(first, ts_ms, datas, nodes)
     expected = [(first + i, ts_ms, node, data) for i, (node, data) in enumerate(parts)]
     assert buf == written(expected)
-    assert plain(narwhal_layout.scan_records(buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
+    assert plain(scan_records(narwhal_layout.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
 
 
 @pytest.mark.parametrize("node", [b"", b"alice@localhost"])
@@ -142,7 +135,7 @@ def test_one_node_serves_all_records(node: bytes) -> None:
     datas = [b"a", b"", b"ccc"]
     buf = narwhal_layout.encode(1, 5, datas, node)
     assert buf == narwhal_layout.encode(1, 5, datas, [node] * 3)
-    rows = narwhal_layout.scan_records(buf).rows
+    rows = scan_records(narwhal_layout.LAYOUT, buf).rows
     assert [(r.ts_us, r.node, r.data) for r in iter_records(rows)] == [(5000, node, data) for data in datas]
     assert (rows.node is None) == (node == b"")
 
@@ -150,7 +143,7 @@ def test_one_node_serves_all_records(node: bytes) -> None:
 def test_a_head_its_data_and_their_checksum_are_a_record() -> None:
     head = narwhal_layout.encode_header(7, 9, b"alice", 5)
     assert sealed(head + b"hello") == narwhal_layout.encode(7, 9, [b"hello"], b"alice")
-    walk = narwhal_layout.scan_records(narwhal_layout.encode(6, 9, [b"whole"]) + bytes(len(head)) + b"so far")
+    walk = scan_records(narwhal_layout.LAYOUT, narwhal_layout.encode(6, 9, [b"whole"]) + bytes(len(head)) + b"so far")
     assert (len(walk.rows), walk.end, walk.stop) == (1, 31, ScanStop.BAD), "zeros in its place are no record"
 
 
@@ -159,40 +152,29 @@ def test_a_head_its_data_and_their_checksum_are_a_record() -> None:
 def test_a_log_with_holes_and_times_that_go_back_is_walked(log: list[Plain]) -> None:
     buf = written(log)
     for kind in (bytes, bytearray, memoryview):
-        assert plain(narwhal_layout.scan_records(kind(buf))) == (log, len(buf), ScanStop.END)
+        assert plain(scan_records(narwhal_layout.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
 
 
 @thorough
 @given(damaged(), st.data())
 def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(buf: bytes, data: st.DataObject) -> None:
-    limit = st.none() | st.integers(0, 12)
     pos = data.draw(st.integers(0, min(len(buf), 40)) if data.draw(st.booleans()) else st.just(0))
-    options: dict[str, int | None] = {
-        "end": data.draw(st.none() | st.integers(pos, len(buf) + 5)),
-        "above": data.draw(st.integers(-1, 3)),
-        "count_max": data.draw(limit),
-        "bytes_max": data.draw(limit),
-        "stop_seq": data.draw(limit),
-    }
-    expected = read_plainly(buf, pos, **options)  # type: ignore[arg-type]
-    assert plain(narwhal_layout.scan_records(buf, pos, **options)) == expected  # type: ignore[arg-type]
+    end = data.draw(st.none() | st.integers(pos, len(buf) + 5))
+    above, count_max = data.draw(st.integers(-1, 3)), data.draw(st.just((1 << 63) - 1) | st.integers(0, 12))
+    expected = read_plainly(buf, pos, end, above=above, count_max=count_max)
+    result = scan_records(narwhal_layout.LAYOUT, buf, pos, end, above=above, count_max=count_max)
+    assert plain(result) == expected
 
 
 @quick
-@given(logs(), st.integers(0, 12), st.integers(0, 40), st.integers(0, 30))
-def test_a_limited_walk_is_a_slice_of_the_full_one(
-    log: list[Plain], count_max: int, bytes_max: int, stop_seq: int
-) -> None:
+@given(logs(), st.integers(0, 12))
+def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], count_max: int) -> None:
     buf = written(log)
-    full = narwhal_layout.scan_records(buf)
-    fitting = int(np.searchsorted(np.cumsum(full.rows.data.size), bytes_max, "right"))
-    for option, count in (
-        ({"count_max": count_max}, min(count_max, len(log))),
-        ({"bytes_max": bytes_max}, min(max(fitting, 1), len(log))),
-        ({"stop_seq": stop_seq}, sum(seq < stop_seq for seq, _, _, _ in log)),
-    ):
-        end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
-        assert plain(narwhal_layout.scan_records(buf, **option)) == (log[:count], end, ScanStop.END), option
+    full = scan_records(narwhal_layout.LAYOUT, buf)
+    count = min(count_max, len(log))
+    end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
+    limited = scan_records(narwhal_layout.LAYOUT, buf, count_max=count_max)
+    assert plain(limited) == (log[:count], end, ScanStop.END)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +187,13 @@ def test_a_limited_walk_is_a_slice_of_the_full_one(
         ([(5, 1, b"", b"a"), (1 << 63, 1, b"", b"b")], 0, "seq does not increase"),
         ([(5, 1, b"", b"a"), (6, MS_MAX + 1, b"", b"b")], 0, "timestamp is out of range"),
         ([(5, 1, b"", b"a"), (6, (1 << 64) - 1, b"", b"b")], 0, "timestamp is out of range"),
-        ([(5, 1, b"", b"a"), (6, 1, b"n" * 511, b"b")], 0, "node length is over the limit"),
+        ([(5, 1, b"", b"a"), (6, 1, b"n" * 511, b"b")], 0, "a length is over its limit"),
     ],
 )
 def test_a_record_that_breaks_a_rule_is_bad_although_its_checksum_holds(
     log: list[Plain], above: int, reason: str
 ) -> None:
-    walk = narwhal_layout.scan_records(written(log), above=above)
+    walk = scan_records(narwhal_layout.LAYOUT, written(log), above=above)
     assert (walk.stop, walk.reason) == (ScanStop.BAD, reason)
     assert plain(walk)[0] == log[:-1]
     assert walk.end == len(written(log[:-1]))
@@ -220,21 +202,15 @@ def test_a_record_that_breaks_a_rule_is_bad_although_its_checksum_holds(
 def test_a_tail_is_torn_at_every_length_that_is_no_boundary() -> None:
     buf = written([(1, 0, b"n", b"abc"), (2, 0, b"", b"")])
     for size in range(len(buf) + 1):
-        walk = narwhal_layout.scan_records(buf, 0, size)
+        walk = scan_records(narwhal_layout.LAYOUT, buf, 0, size)
         whole = 2 if size == 56 else 1 if size >= 30 else 0
         assert (len(walk.rows), walk.stop) == (whole, ScanStop.END if size in (0, 30, 56) else ScanStop.TORN), size
-        assert everything(walk) == everything(narwhal_layout.scan_records(buf[:size]))
+        assert everything(walk) == everything(scan_records(narwhal_layout.LAYOUT, buf[:size]))
 
 
 @pytest.mark.parametrize("pos", [-1, 31, 1 << 70])
 def test_a_walk_from_a_place_outside_the_bytes_is_bad(pos: int) -> None:
-    assert narwhal_layout.scan_records(written([(1, 0, b"n", b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
-
-
-def test_the_record_that_ends_a_walk_by_its_seq_is_checked_before_it_is_believed() -> None:
-    buf = bytearray(written([(1, 0, b"", b"a"), (2, 0, b"", b"b"), (3, 0, b"", b"c")]))
-    buf[27 + 6] ^= 0x40  # seq 2 now looks like one far above every other
-    assert narwhal_layout.scan_records(buf, stop_seq=3)[1:] == (27, ScanStop.BAD, "checksum")
+    assert scan_records(narwhal_layout.LAYOUT, written([(1, 0, b"n", b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
 
 
 @st.composite
@@ -268,13 +244,13 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
             starts = starts[data.draw(st.integers(0, len(starts) - 1)) :]
     end = data.draw(st.integers(0, len(buf))) if data.draw(st.integers(0, 3)) == 0 else None
     above = data.draw(st.sampled_from([0, 1]))
-    expected = narwhal_layout.scan_records(buf, int(starts[0]), end, above=above)
-    assert everything(narwhal_layout.scan_records_vectorized(buf, starts, end, above=above)) == everything(expected)
+    expected = scan_records(narwhal_layout.LAYOUT, buf, int(starts[0]), end, above=above)
+    assert everything(scan_runs(narwhal_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
 def test_the_index_of_a_long_log_gives_lanes_that_are_used() -> None:
     buf = narwhal_layout.encode(1, 5, [b"x" * (i % 200) for i in range(5000)], b"n")
-    rows = narwhal_layout.scan_records(buf).rows
+    rows = scan_records(narwhal_layout.LAYOUT, buf).rows
     index = narwhal_layout.read_index(
         narwhal_layout.encode_index(rows.seq, rows.frame_pos, rows.data.pos + rows.data.size + 4, 1)[0]
     )
@@ -283,40 +259,38 @@ def test_the_index_of_a_long_log_gives_lanes_that_are_used() -> None:
     found = vectorized.locate_records(starts, len(buf), 22, lambda at: sizes[np.searchsorted(rows.frame_pos, at)])
     assert found is not None, "a healthy index is worth it"
     assert found.tolist() == rows.frame_pos.tolist()
-    assert everything(narwhal_layout.scan_records_vectorized(buf, starts)) == everything(
-        narwhal_layout.scan_records(buf)
+    assert everything(scan_runs(narwhal_layout.LAYOUT, buf, starts)) == everything(
+        scan_records(narwhal_layout.LAYOUT, buf)
     )
 
 
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
 def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
     for buf in (written([(1, 0, b"", b"abc")]), b""):
-        expected = narwhal_layout.scan_records(buf, starts[0] if starts else 0)
-        assert everything(narwhal_layout.scan_records_vectorized(buf, np.array(starts, np.int64))) == everything(
-            expected
-        )
+        expected = scan_records(narwhal_layout.LAYOUT, buf, starts[0] if starts else 0)
+        assert everything(scan_runs(narwhal_layout.LAYOUT, buf, np.array(starts, np.int64))) == everything(expected)
 
 
 def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
     buf = written([(i + 1, 0, b"", b"") for i in range(100)]) + b"end"
     ats = np.arange(100, dtype=np.int64) * 26
     for wrong in (np.append(-26, ats), np.append(ats, 2600), np.append(ats, 2602), np.append(ats, ats), ats[::-1]):
-        expected = narwhal_layout.scan_records(buf, int(wrong[0]))
-        assert everything(narwhal_layout.scan_records_vectorized(buf, wrong)) == everything(expected), wrong[[0, -1]]
+        expected = scan_records(narwhal_layout.LAYOUT, buf, int(wrong[0]))
+        assert everything(scan_runs(narwhal_layout.LAYOUT, buf, wrong)) == everything(expected), wrong[[0, -1]]
 
 
 def test_a_node_over_the_limit_is_bad_in_a_lane_too() -> None:
     log = [(i + 1, 0, b"n" * 511 if i == 50 else b"", b"") for i in range(100)]
     buf = written(log)
     starts = np.array([len(written(log[:i])) for i in range(100)], np.int64)
-    walk = narwhal_layout.scan_records_vectorized(buf, starts)
-    assert (len(walk.rows), walk.end, walk.reason) == (50, 50 * 26, "node length is over the limit")
+    walk = scan_runs(narwhal_layout.LAYOUT, buf, starts)
+    assert (len(walk.rows), walk.end, walk.reason) == (50, 50 * 26, "a length is over its limit")
 
 
 def test_damage_that_also_breaks_the_order_is_called_damage() -> None:
     buf = bytearray(written([(1, 0, b"", b"a"), (2, 0, b"", b"b")]))
     buf[27] = 0
-    assert narwhal_layout.scan_records(buf)[1:] == (27, ScanStop.BAD, "checksum"), "the cause, not its effect"
+    assert scan_records(narwhal_layout.LAYOUT, buf)[1:] == (27, ScanStop.BAD, "checksum"), "the cause, not its effect"
 
 
 def plain_index(ats: list[int], seqs: list[int], base: int) -> bytes:
@@ -405,7 +379,7 @@ def test_an_entry_for_another_record_is_a_mismatch() -> None:
 
     assert mismatch((0, 0), (4, 120), (9, 270)) is None
     assert mismatch() is None
-    assert mismatch((0, 0), (5, 120)) == "seq 12 is said to be at byte 120, where seq 11 is"
+    assert mismatch((0, 0), (5, 120)) == "the entry for seq 12 points at byte 120, where seq 11 is"
     assert mismatch((0, 0), (4, 279), (5, 120)) == "byte 279 holds no whole record header"
     assert mismatch((0, 0), (4, (1 << 64) - 1)) == f"byte {(1 << 64) - 1} holds no whole record header"
     assert mismatch((0, 0), (6, 120), base=5) is None, "the first record may be above the base"
@@ -419,31 +393,14 @@ def test_no_bytes_make_the_index_functions_raise(index_bytes: bytes, buf: bytes)
     index = narwhal_layout.read_index(index_bytes)
     narwhal_layout.index_fault(index_bytes, len(buf))
     narwhal_layout.index_mismatch(index, buf, 1)
-    narwhal_layout.scan_records_vectorized(buf, index["position"].astype(np.int64))
-
-
-def test_names_carry_the_base_and_other_names_carry_none() -> None:
-    assert narwhal_layout.data_name(1000) == "00000000000000001000.log"
-    assert narwhal_layout.index_name(1000) == "00000000000000001000.idx"
-    assert narwhal_layout.temporary_name(1000) == "00000000000000001000.tmp"
-    for base in (1, 1000, (1 << 63) - 1):
-        assert narwhal_layout.base_of(narwhal_layout.data_name(base)) == base
-    for name in (
-        "00000000000000000000.log",
-        "00000000000000001000.idx",
-        "1000.log",
-        "00000000000000001000.log\n",
-        "09223372036854775808.log",
-        "metadata.bin",
-    ):
-        assert narwhal_layout.base_of(name) is None, name
+    scan_runs(narwhal_layout.LAYOUT, buf, index["position"].astype(np.int64))
 
 
 def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     top = (1 << 63) - 1
-    highest = narwhal_layout.scan_records(narwhal_layout.encode(top, MS_MAX, [b""], b"n" * 510))
+    highest = scan_records(narwhal_layout.LAYOUT, narwhal_layout.encode(top, MS_MAX, [b""], b"n" * 510))
     assert (highest.rows.seq.tolist(), highest.rows.ts_us.tolist()) == ([top], [MS_MAX * 1000])
     assert narwhal_layout.encode(1, 0, []) == b""
     for first, ts_ms, datas in [(0, 0, [b""]), (top, 0, [b"", b""]), (1, -1, [b""]), (1, MS_MAX + 1, [b""])]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tidelog.commitlog import vectorized
 from tidelog.commitlog.codecs import rustlog_layout
+from tidelog.commitlog.vectorized import scan_records, scan_runs
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats.rows import ScanResult, ScanStop, iter_records
 from tidelog.types import Ints
@@ -35,16 +36,13 @@ def read_plainly(
     end: int | None = None,
     *,
     above: int = -1,
-    count_max: int | None = None,
-    bytes_max: int | None = None,
-    stop_seq: int | None = None,
+    count_max: int = 1 << 63,
     crcs: list[int] | None = None,
 ) -> tuple[list[Plain], int, ScanStop]:
     """The rules of a walk, one record at a time."""
     out: list[Plain] = []
-    used = 0
     last = len(buf) if end is None else min(end, len(buf))
-    while pos < last and (count_max is None or len(out) < count_max):
+    while pos < last and len(out) < count_max:
         if last - pos < 20:
             return out, pos, ScanStop.TORN
         length = int.from_bytes(buf[pos : pos + 4], "big")
@@ -56,16 +54,11 @@ def read_plainly(
             return out, pos, ScanStop.BAD
         if pos + 20 + length > last:
             return out, pos, ScanStop.TORN
-        used += length
-        if bytes_max is not None and out and used > bytes_max:
-            return out, pos, ScanStop.END
         whole = buf[pos : pos + 20 + length]
         if crcs is not None and len(out) < len(crcs) and crc32(whole) != crcs[len(out)]:
             return out, pos, ScanStop.BAD
         if seq <= above or max(seq, ts) >= 1 << 63:
             return out, pos, ScanStop.BAD
-        if stop_seq is not None and seq >= stop_seq:
-            return out, pos, ScanStop.END
         if crcs is not None and len(out) >= len(crcs):
             return out, pos, ScanStop.BAD
         out.append((seq, ts, whole[20:]))
@@ -124,13 +117,14 @@ def test_what_is_encoded_is_walked_back(first: int, ts_us: int, datas: list[byte
     buf = rustlog_layout.encode(first, ts_us, datas)
     expected = [(first + i, ts_us, data) for i, data in enumerate(datas)]
     assert buf == written(expected)
-    assert plain(rustlog_layout.scan_records(buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
+    assert plain(scan_records(rustlog_layout.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
 
 
 def test_a_head_and_its_data_are_a_record_and_a_head_of_no_size_is_none() -> None:
     assert rustlog_layout.encode_header(7, 9, 5) + b"hello" == rustlog_layout.encode(7, 9, [b"hello"])
-    walk = rustlog_layout.scan_records(
-        rustlog_layout.encode(6, 9, [b"whole"]) + rustlog_layout.encode_header(7, 9, 0xFFFFFFFF) + b"so far"
+    walk = scan_records(
+        rustlog_layout.LAYOUT,
+        rustlog_layout.encode(6, 9, [b"whole"]) + rustlog_layout.encode_header(7, 9, 0xFFFFFFFF) + b"so far",
     )
     assert (len(walk.rows), walk.end, walk.stop) == (1, 25, ScanStop.BAD)
 
@@ -140,23 +134,18 @@ def test_a_head_and_its_data_are_a_record_and_a_head_of_no_size_is_none() -> Non
 def test_a_log_with_holes_and_its_own_times_is_walked(log: list[Plain]) -> None:
     buf = written(log)
     for kind in (bytes, bytearray, memoryview):
-        assert plain(rustlog_layout.scan_records(kind(buf))) == (log, len(buf), ScanStop.END)
+        assert plain(scan_records(rustlog_layout.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
 
 
 @thorough
 @given(damaged(), st.data())
 def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(buf: bytes, data: st.DataObject) -> None:
-    limit = st.none() | st.integers(0, 12)
     pos = data.draw(st.integers(0, min(len(buf), 40)) if data.draw(st.booleans()) else st.just(0))
-    options: dict[str, int | None] = {
-        "end": data.draw(st.none() | st.integers(pos, len(buf) + 5)),
-        "above": data.draw(st.integers(-1, 3)),
-        "count_max": data.draw(limit),
-        "bytes_max": data.draw(limit),
-        "stop_seq": data.draw(limit),
-    }
-    expected = read_plainly(buf, pos, **options)  # type: ignore[arg-type]
-    assert plain(rustlog_layout.scan_records(buf, pos, **options)) == expected  # type: ignore[arg-type]
+    end = data.draw(st.none() | st.integers(pos, len(buf) + 5))
+    above, count_max = data.draw(st.integers(-1, 3)), data.draw(st.just((1 << 63) - 1) | st.integers(0, 12))
+    expected = read_plainly(buf, pos, end, above=above, count_max=count_max)
+    result = scan_records(rustlog_layout.LAYOUT, buf, pos, end, above=above, count_max=count_max)
+    assert plain(result) == expected
 
 
 @thorough
@@ -168,45 +157,35 @@ def test_a_walk_with_checksums_agrees_with_the_plain_reader(buf: bytes, data: st
         crcs = crcs[: data.draw(st.integers(0, len(crcs)))]
     if data.draw(st.booleans()) and crcs:
         crcs[data.draw(st.integers(0, len(crcs) - 1))] ^= 1 << data.draw(st.integers(0, 31))
-    stop_seq = data.draw(st.none() | st.integers(0, 12))
-    expected = read_plainly(buf, stop_seq=stop_seq, crcs=crcs)
-    assert plain(rustlog_layout.scan_records(buf, stop_seq=stop_seq, crcs=np.array(crcs, np.uint32))) == expected
+    expected = read_plainly(buf, crcs=crcs)
+    assert plain(scan_records(rustlog_layout.LAYOUT, buf, crcs=np.array(crcs, np.uint32))) == expected
 
 
 @quick
-@given(logs(), st.integers(0, 12), st.integers(0, 40), st.integers(0, 30))
-def test_a_limited_walk_is_a_slice_of_the_full_one(
-    log: list[Plain], count_max: int, bytes_max: int, stop_seq: int
-) -> None:
+@given(logs(), st.integers(0, 12))
+def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], count_max: int) -> None:
     buf = written(log)
-    full = rustlog_layout.scan_records(buf)
-    used = np.cumsum(full.rows.data.size)
-    fitting = int(np.searchsorted(used, bytes_max, "right"))
-    for option, count in (
-        ({"count_max": count_max}, min(count_max, len(log))),
-        ({"bytes_max": bytes_max}, min(max(fitting, 1), len(log))),
-        ({"stop_seq": stop_seq}, sum(seq < stop_seq for seq, _, _ in log)),
-    ):
-        end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
-        expected = ScanResult(full.rows.slice(0, count), end, ScanStop.END)
-        limited = rustlog_layout.scan_records(buf, **option)  # type: ignore[arg-type]
-        assert everything(limited) == everything(expected), option
+    full = scan_records(rustlog_layout.LAYOUT, buf)
+    count = min(count_max, len(log))
+    end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
+    expected = ScanResult(full.rows.slice(0, count), end, ScanStop.END)
+    assert everything(scan_records(rustlog_layout.LAYOUT, buf, count_max=count_max)) == everything(expected)
 
 
 @pytest.mark.parametrize(
     ("log", "above", "reason"),
     [
-        ([(5, 1, b"a")], 5, "offset does not increase"),
-        ([(5, 1, b"a"), (5, 1, b"b")], -1, "offset does not increase"),
-        ([(1 << 63, 1, b"a")], -1, "offset does not increase"),
-        ([((1 << 64) - 1, 1, b"a")], -1, "offset does not increase"),
-        ([((1 << 64) - 1, 1, b"a")], -9, "offset does not increase"),
-        ([(1, 9, b""), (1 << 63, 9, b"")], -1, "offset does not increase"),
+        ([(5, 1, b"a")], 5, "seq does not increase"),
+        ([(5, 1, b"a"), (5, 1, b"b")], -1, "seq does not increase"),
+        ([(1 << 63, 1, b"a")], -1, "seq does not increase"),
+        ([((1 << 64) - 1, 1, b"a")], -1, "seq does not increase"),
+        ([((1 << 64) - 1, 1, b"a")], -9, "seq does not increase"),
+        ([(1, 9, b""), (1 << 63, 9, b"")], -1, "seq does not increase"),
         ([(1, 1 << 63, b"")], -1, "timestamp is out of range"),
     ],
 )
 def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Plain], above: int, reason: str) -> None:
-    walk = rustlog_layout.scan_records(written(log), above=above)
+    walk = scan_records(rustlog_layout.LAYOUT, written(log), above=above)
     assert (walk.stop, walk.reason) == (ScanStop.BAD, reason)
     assert plain(walk)[0] == log[:-1]
     assert walk.end == len(written(log[:-1]))
@@ -214,52 +193,43 @@ def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Pla
 
 def test_a_length_over_the_limit_is_bad_even_when_the_bytes_are_there() -> None:
     exact = written([(0, 0, bytes(LIMIT))])
-    assert plain(rustlog_layout.scan_records(exact))[1:] == (len(exact), ScanStop.END)
-    over = rustlog_layout.scan_records(written([(0, 0, b""), (1, 0, bytes(LIMIT + 1))]))
-    assert (len(over.rows), over.end, over.stop, over.reason) == (1, 20, ScanStop.BAD, "length is over the limit")
+    assert plain(scan_records(rustlog_layout.LAYOUT, exact))[1:] == (len(exact), ScanStop.END)
+    over = scan_records(rustlog_layout.LAYOUT, written([(0, 0, b""), (1, 0, bytes(LIMIT + 1))]))
+    assert (len(over.rows), over.end, over.stop, over.reason) == (1, 20, ScanStop.BAD, "a length is over its limit")
 
 
 def test_a_tail_is_torn_at_every_length_that_is_no_boundary() -> None:
     buf = written([(0, 0, b"abc"), (1, 0, b"")])
     for size in range(len(buf) + 1):
-        walk = rustlog_layout.scan_records(buf, 0, size)
+        walk = scan_records(rustlog_layout.LAYOUT, buf, 0, size)
         whole = 2 if size == 43 else 1 if size >= 23 else 0
         assert (len(walk.rows), walk.stop) == (whole, ScanStop.END if size in (0, 23, 43) else ScanStop.TORN), size
-        assert everything(walk) == everything(rustlog_layout.scan_records(buf[:size]))
+        assert everything(walk) == everything(scan_records(rustlog_layout.LAYOUT, buf[:size]))
 
 
 @pytest.mark.parametrize("pos", [-1, 24, 1 << 70])
 def test_a_walk_from_a_place_outside_the_bytes_is_bad(pos: int) -> None:
-    assert rustlog_layout.scan_records(written([(0, 0, b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
-
-
-def test_the_record_that_ends_a_walk_by_its_seq_is_checked_before_it_is_believed() -> None:
-    buf = bytearray(written([(1, 0, b"a"), (2, 0, b"b"), (3, 0, b"c")]))
-    crcs = rustlog_layout.read_crcs(
-        rustlog_layout.encode_crcs(bytes(buf), rustlog_layout.scan_records(bytes(buf)).rows)
-    )
-    assert rustlog_layout.scan_records(buf, stop_seq=3, crcs=crcs[:2]).stop is ScanStop.END, (
-        "no checksum for it is no fault"
-    )
-    buf[21 + 4] ^= 0x40  # seq 2 now looks like one far above every other
-    assert len(rustlog_layout.scan_records(buf, stop_seq=3).rows) == 1, "without checksums it just looks missing"
-    assert rustlog_layout.scan_records(buf, stop_seq=3, crcs=crcs)[1:] == (21, ScanStop.BAD, "checksum")
+    assert scan_records(rustlog_layout.LAYOUT, written([(0, 0, b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
 
 
 def test_each_record_needs_its_checksum_once_there_are_checksums() -> None:
     buf = written([(1, 0, b"a"), (2, 0, b"b"), (3, 0, b"c")])
-    rows = rustlog_layout.scan_records(buf).rows
+    rows = scan_records(rustlog_layout.LAYOUT, buf).rows
     crcs = rustlog_layout.read_crcs(rustlog_layout.encode_crcs(buf, rows))
     assert crcs.tolist() == [crc32(buf[i : i + 21]) for i in (0, 21, 42)], "header and data are covered"
-    assert rustlog_layout.scan_records(buf, crcs=crcs).stop is ScanStop.END
-    assert rustlog_layout.scan_records(buf, 21, crcs=crcs[1:]).stop is ScanStop.END
-    assert rustlog_layout.scan_records(buf, crcs=crcs[:2])[1:] == (42, ScanStop.BAD, "no checksum for this record")
-    assert rustlog_layout.scan_records(buf, count_max=2, crcs=crcs[:2]).stop is ScanStop.END
-    assert rustlog_layout.scan_records(buf, crcs=crcs[1:])[1:] == (0, ScanStop.BAD, "checksum")
+    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs).stop is ScanStop.END
+    assert scan_records(rustlog_layout.LAYOUT, buf, 21, crcs=crcs[1:]).stop is ScanStop.END
+    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs[:2])[1:] == (
+        42,
+        ScanStop.BAD,
+        "no checksum for this record",
+    )
+    assert scan_records(rustlog_layout.LAYOUT, buf, count_max=2, crcs=crcs[:2]).stop is ScanStop.END
+    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs[1:])[1:] == (0, ScanStop.BAD, "checksum")
     changed = bytearray(buf)
     changed[21 + 11] = 0  # seq 2 is 0 now: out of order, because of the damage
-    assert rustlog_layout.scan_records(changed)[1:] == (21, ScanStop.BAD, "offset does not increase")
-    assert rustlog_layout.scan_records(changed, crcs=crcs)[1:] == (21, ScanStop.BAD, "checksum"), (
+    assert scan_records(rustlog_layout.LAYOUT, changed)[1:] == (21, ScanStop.BAD, "seq does not increase")
+    assert scan_records(rustlog_layout.LAYOUT, changed, crcs=crcs)[1:] == (21, ScanStop.BAD, "checksum"), (
         "the cause, not its effect"
     )
     assert rustlog_layout.read_crcs(crcs.tobytes()[:-1]).tolist() == crcs.tolist()[:-1]
@@ -296,15 +266,15 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
             starts = starts[data.draw(st.integers(0, len(starts) - 1)) :]
     end = data.draw(st.integers(0, len(buf))) if data.draw(st.integers(0, 3)) == 0 else None
     above = data.draw(st.sampled_from([-1, 0]))
-    expected = rustlog_layout.scan_records(buf, int(starts[0]), end, above=above)
-    assert everything(rustlog_layout.scan_records_vectorized(buf, starts, end, above=above)) == everything(expected)
+    expected = scan_records(rustlog_layout.LAYOUT, buf, int(starts[0]), end, above=above)
+    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
 def test_lanes_are_really_used_where_they_are_worth_it() -> None:
     """Method: offer the starts of a sound log and count how often its lengths are asked for."""
-    log = [(i, 0, b"x" * (i % 7)) for i in range(100 * vectorized.LANES_PER_STEP_MIN)]
+    log = [(i, 0, b"x" * (i % 7)) for i in range(100 * vectorized.RUNS_PER_STEP_MIN)]
     buf = written(log)
-    full = rustlog_layout.scan_records(buf)
+    full = scan_records(rustlog_layout.LAYOUT, buf)
     starts = full.rows.frame_pos[::100]
     steps = list[int]()
 
@@ -315,21 +285,19 @@ def test_lanes_are_really_used_where_they_are_worth_it() -> None:
     found = vectorized.locate_records(starts, len(buf), 20, sizes)
     assert found is not None
     assert found.tolist() == full.rows.frame_pos.tolist()
-    assert steps == [vectorized.LANES_PER_STEP_MIN] * 100, "one gather for each record of a lane"
+    assert steps == [vectorized.RUNS_PER_STEP_MIN] * 100, "one gather for each record of a lane"
     assert vectorized.locate_records(starts[1:], len(buf), 20, sizes) is None, "one lane fewer is not worth it"
-    assert everything(rustlog_layout.scan_records_vectorized(buf, starts)) == everything(full)
+    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts)) == everything(full)
 
 
 def test_more_lanes_than_go_abreast_are_found_in_order() -> None:
     buf = written([(i, 0, bytes(i % 5)) for i in range(5000)])
-    full = rustlog_layout.scan_records(buf)
+    full = scan_records(rustlog_layout.LAYOUT, buf)
     crcs = rustlog_layout.read_crcs(rustlog_layout.encode_crcs(buf, full.rows))
-    assert everything(rustlog_layout.scan_records_vectorized(buf, full.rows.frame_pos[::2], crcs=crcs)) == everything(
-        full
-    )
+    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, full.rows.frame_pos[::2], crcs=crcs)) == everything(full)
     wrong = crcs.copy()
     wrong[4321] ^= 1
-    walk = rustlog_layout.scan_records_vectorized(buf, full.rows.frame_pos[::2], crcs=wrong)
+    walk = scan_runs(rustlog_layout.LAYOUT, buf, full.rows.frame_pos[::2], crcs=wrong)
     assert (walk.end, walk.reason) == (full.rows.frame_pos[4321], "checksum")
 
 
@@ -351,10 +319,10 @@ def test_one_lane_longer_than_all_others_does_not_make_the_walk_slow() -> None:
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
 def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
     buf = written([(0, 0, b"abc")])
-    expected = rustlog_layout.scan_records(buf, starts[0] if starts else 0)
-    assert everything(rustlog_layout.scan_records_vectorized(buf, ints(starts))) == everything(expected)
-    assert everything(rustlog_layout.scan_records_vectorized(b"", ints(starts))) == everything(
-        rustlog_layout.scan_records(b"", starts[0] if starts else 0)
+    expected = scan_records(rustlog_layout.LAYOUT, buf, starts[0] if starts else 0)
+    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, ints(starts))) == everything(expected)
+    assert everything(scan_runs(rustlog_layout.LAYOUT, b"", ints(starts))) == everything(
+        scan_records(rustlog_layout.LAYOUT, b"", starts[0] if starts else 0)
     )
 
 
@@ -373,10 +341,8 @@ def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
         ats[::-1],
     ):
         for log in (buf, buf[:-3]):
-            expected = rustlog_layout.scan_records(log, int(wrong[0]))
-            assert everything(rustlog_layout.scan_records_vectorized(log, wrong)) == everything(expected), wrong[
-                [0, -1]
-            ]
+            expected = scan_records(rustlog_layout.LAYOUT, log, int(wrong[0]))
+            assert everything(scan_runs(rustlog_layout.LAYOUT, log, wrong)) == everything(expected), wrong[[0, -1]]
 
 
 def test_a_length_over_the_limit_is_bad_in_a_lane_too() -> None:
@@ -384,8 +350,8 @@ def test_a_length_over_the_limit_is_bad_in_a_lane_too() -> None:
     buf = written(log)
     starts = np.arange(100, dtype=np.int64) * 20
     starts[51:] += LIMIT + 1
-    walk = rustlog_layout.scan_records_vectorized(buf, starts)
-    assert (len(walk.rows), walk.end, walk.reason) == (50, 1000, "length is over the limit")
+    walk = scan_runs(rustlog_layout.LAYOUT, buf, starts)
+    assert (len(walk.rows), walk.end, walk.reason) == (50, 1000, "a length is over its limit")
 
 
 @quick
@@ -400,7 +366,7 @@ def test_an_index_written_in_pieces_is_the_index_written_at_once(count: int, eve
 
 def test_the_index_of_a_walked_log_has_no_fault() -> None:
     buf = written([(i + 4, 0, b"hello") for i in range(1000)])
-    rows = rustlog_layout.scan_records(buf).rows
+    rows = scan_records(rustlog_layout.LAYOUT, buf).rows
     index = rustlog_layout.read_index(rustlog_layout.encode_index(rows.seq, rows.frame_pos, 0))
     assert index is not None
     assert index.tolist() == [(i + 4, i * 25) for i in range(0, 1000, 100)]
@@ -418,7 +384,7 @@ def test_every_broken_rule_of_an_index_is_found() -> None:
     assert fault(size=0) is None
     for expected, found in [
         ("the log has records", fault()),
-        ("offsets do not increase", fault((5, 0), (5, 100))),
+        ("seqs do not increase", fault((5, 0), (5, 100))),
         ("positions do not increase", fault((5, 0), (6, 0))),
         ("the first entry", fault((5, 20), (6, 100))),
         ("position 981 holds no record", fault((5, 0), (6, 981))),
@@ -441,7 +407,7 @@ def test_an_entry_for_another_record_is_a_mismatch() -> None:
 
     assert mismatch((0, 0), (4, 100), (9, 225)) is None
     assert mismatch() is None
-    assert mismatch((0, 0), (5, 100)) == "offset 5 is said to be at byte 100, where offset 4 is"
+    assert mismatch((0, 0), (5, 100)) == "the entry for seq 5 points at byte 100, where seq 4 is"
     assert mismatch((0, 0), (4, 231), (5, 100)) == "byte 231 holds no whole record header"
     assert mismatch((0, 0), (4, (1 << 64) - 1)) == f"byte {(1 << 64) - 1} holds no whole record header"
     assert rustlog_layout.index_mismatch(np.array([(0, 0)], rustlog_layout.INDEX), b"") is not None
@@ -454,32 +420,13 @@ def test_no_bytes_make_the_index_functions_raise(index_bytes: bytes, buf: bytes)
     if index is not None:
         rustlog_layout.index_fault(index, len(buf), 0, 100)
         rustlog_layout.index_mismatch(index, buf)
-        rustlog_layout.scan_records_vectorized(buf, index["position"].astype(np.int64))
-    rustlog_layout.scan_records(buf, crcs=rustlog_layout.read_crcs(index_bytes))
-
-
-def test_names_carry_the_base_and_other_names_carry_none() -> None:
-    assert rustlog_layout.data_name(1000) == "00000000000000001000.log"
-    assert rustlog_layout.index_name(1000) == "00000000000000001000.index"
-    assert rustlog_layout.crc_name(1000) == "00000000000000001000.crc"
-    for base in (0, 1000, (1 << 63) - 1):
-        assert rustlog_layout.base_of(rustlog_layout.data_name(base)) == base
-    for name in (
-        "00000000000000001000.index",
-        "00000000000000001000.log.compacted",
-        "000000001000.log",
-        "00000000000000001000.log\n",
-        "٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠.log",
-        "09223372036854775808.log",
-        "99999999999999999999.log",
-        ".cleaner_checkpoint",
-    ):
-        assert rustlog_layout.base_of(name) is None, name
+        scan_runs(rustlog_layout.LAYOUT, buf, index["position"].astype(np.int64))
+    scan_records(rustlog_layout.LAYOUT, buf, crcs=rustlog_layout.read_crcs(index_bytes))
 
 
 def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made() -> None:
     top = (1 << 63) - 1
-    assert rustlog_layout.scan_records(rustlog_layout.encode(top, top, [b""])).rows.seq.tolist() == [top]
+    assert scan_records(rustlog_layout.LAYOUT, rustlog_layout.encode(top, top, [b""])).rows.seq.tolist() == [top]
     assert rustlog_layout.encode(0, 0, []) == b""
     for first, ts_us, datas in [(-1, 0, [b""]), (top, 0, [b"", b""]), (0, -1, [b""]), (0, top + 1, [b""])]:
         with pytest.raises(BadInput):

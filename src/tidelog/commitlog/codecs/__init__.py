@@ -1,4 +1,9 @@
-"""The four codecs by name, and which of them a directory was written with."""
+"""The four codecs by name, and detection of the codec that wrote a directory.
+
+A codec implements `commitlog.codec.Codec`: `tide` over the frames of `formats/`; `laminar`, `rustlog` and `narwhal`
+over their `*_layout` modules. `sparse_index` has the code that rustlog and narwhal share: the scan of records that
+follow each other by their lengths, and reads through a sparse index. Read `codec.py` first, then one codec.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +34,17 @@ def make_codec(name: str, config: LogConfig) -> Codec:
 
 
 def guess_codec(names: Sequence[str]) -> str | None:
-    """The codec that wrote these files, by their names; None where nothing is known or two fit equally."""
+    """Return the codec that wrote files of these names; None where none or two fit equally."""
     fits: dict[str, int] = {}
     for name, make in _CODECS.items():
         codec = make(LogConfig())
-        # Also what an interrupted swap left: in the middle of one the data file can be all that has its own name.
+        # Temporaries count too: during a replacement the data file can be the only one with its final name.
         count = sum(1 for file in names if codec.parse_file_name(file) is not None or codec.is_temporary(file))
         if count:
             fits[name] = count
     best = max(fits.values(), default=0)
-    found = [name for name, count in fits.items() if count == best]
-    return found[0] if len(found) == 1 else None
+    candidates = [name for name, count in fits.items() if count == best]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def has_segment_files(names: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
-"""[hot] The laminar layout: a store of contents and a dense index. No other module knows its files.
+"""The laminar layout: a store of contents and a dense index. The only module that knows its bytes.
 
-    <base>.store   │ content │ content │ dead │ content │ …  where each begins is the index's word
+    <base>.store   │ content │ content │ dead │ content │ …  the index has the position of each
 
     content        0          4              4+L
                    ┌──────────┬──────────────┬──────┐
@@ -12,23 +12,19 @@
                    │   base   │   zero   │ checksum │ length │ position │   entry i is for seq base + i
                    └──────────┴──────────┴──────────┴────────┴──────────┘
 
-Little-endian. Only the index knows where a content begins and ends, so the store cannot be read
-without it, and an entry's position is the truth: contents usually lie back to back, but a program
-that was killed and went on leaves dead bytes between them or at the end. They belong to no record.
-The checksum is the CRC-32 of the whole content in eight bytes; a flipped bit in the store or in an
-entry shows as a mismatch. An entry of length 0 is a hole: its record was compacted away. An index
-file is empty until its first record comes; the marker is written with it. There are no times:
-`<base>.created` is ours, and its age is the segment's.
+Little-endian. Only the index has the position and length of a content, so the store cannot be read without it. Contents
+usually follow each other without gaps; a program that was killed and restarted leaves dead bytes, which belong to no
+record. The checksum is the CRC-32 of the whole content in eight bytes, so a flipped bit in the store or in an entry is
+a mismatch. An entry of length 0 is a hole: its record was compacted. An index file is empty until the first record; the
+marker is written with it. There are no times: `<base>.created` is ours and stores the age of the segment.
 
-The laminarmq program leaves two things open that its files do not record: how wide the seq in a
-content is, 4 or 8 bytes, at the end of metadata of any type (`seq_support`); and which hash function
-makes the checksum (`Hasher`). A truncate at a segment's base makes it write the marker twice
-(`has_second_marker`).
+The files of laminarmq do not record two choices: the width of the seq in a content, 4 or 8 bytes, at the end of
+metadata of any type (`count_stored_seqs`); and the hash function of the checksum (`Hasher`). After a truncate at a
+segment's base laminarmq writes the marker twice (`has_second_marker`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
@@ -44,7 +40,7 @@ from tidelog.types import Buffer, Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 Hasher: TypeAlias = Callable[[Buffer, Ints, Ints], NDArray[np.integer[Any]]]
-"""`hasher(buf, at, ends)`: the checksum of each stretch of a store."""
+"""`hasher(buf, starts, ends)`: the checksum of each byte range of a store."""
 HASHERS: dict[str, Hasher] = {"CRC-32": vectorized.crc32_checksums, "SipHash-1-3": vectorized.siphash_checksums}
 MARKER = Struct("<Q8x")
 INDEX = np.dtype([("checksum", "<u8"), ("length", "<u4"), ("position", "<u4")])
@@ -59,38 +55,18 @@ _META_AT = 4
 _LENGTH = np.dtype([("length", "<u4")])
 _TAILS = {width: np.dtype([("some", "u1"), ("seq", f"<u{width}")]) for width in (4, 8)}
 _HEADS = {width: np.dtype([("length", "<u4"), ("some", "u1"), ("seq", f"<u{width}")]) for width in _UNIT}
-_HEAD_BYTES = 1 << 16  # of a content, looked at for its metadata
+_HEAD_BYTES = 1 << 16  # of a content, read for its metadata
 _SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
-_NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.store")
-
-
-def data_name(base: int) -> str:
-    return f"{base}.store"
-
-
-def index_name(base: int) -> str:
-    return f"{base}.index"
-
-
-def created_name(base: int) -> str:
-    return f"{base}.created"
-
-
-def base_of(name: str) -> int | None:
-    """The base a store's name carries, or None for any other name."""
-    match = _NAME.fullmatch(name)
-    base = int(match[1]) if match else -1
-    return base if 0 <= base <= _SIGNED_MAX else None
 
 
 def encode_content_header(seq: int, width: int = 4) -> bytes:
-    """What a content without headers of its own begins with: its metadata, and the length of that."""
+    """Encode the metadata of a content without headers of its own, and its length."""
     _check_seqs(seq, 1, width)
     return _UNIT[width].pack(1 + width, 1, seq)
 
 
 def encode(first_seq: int, datas: Sequence[bytes], position: int, width: int = 4) -> tuple[bytes, bytes]:
-    """The bytes to append to the store, which ends at `position`, and those to append to the index."""
+    """Encode records for a store that ends at `position`: the bytes for the store and those for the index."""
     _check_seqs(first_seq, len(datas), width)
     pack, pack_entry = _UNIT[width].pack, _ENTRY.pack
     contents, entries = list[bytes](), list[bytes]()
@@ -123,13 +99,13 @@ def _check_seqs(first: int, count: int, width: int) -> None:
 
 
 def encode_marker(base: int) -> bytes:
-    """What an index file begins with, written together with its first entry."""
+    """Encode the first bytes of an index file, written with its first entry."""
     _check_seqs(base, 1, 8)
     return MARKER.pack(base)
 
 
 def read_index(buf: Buffer) -> tuple[int | None, NDArray[np.void]]:
-    """The base and the whole entries, borrowing `buf`; no base while not even the marker is whole."""
+    """Return the base and the complete entries, as views of `buf`; no base where the marker is incomplete."""
     if len(buf) < MARKER_BYTES:
         return None, np.empty(0, INDEX)
     count = (len(buf) - MARKER_BYTES) // INDEX_ENTRY_BYTES
@@ -139,7 +115,7 @@ def read_index(buf: Buffer) -> tuple[int | None, NDArray[np.void]]:
 def has_second_marker(buf: Buffer, store: Callable[[slice], Buffer], base: int) -> bool:
     """Whether an index file begins with its marker twice, so that every record has the entry after its own.
 
-    As an entry the second marker would be a hole. The record after it tells: it carries the segment's own base.
+    As an entry the second marker would be a hole. The record after it decides: it contains the segment's base.
     """
     if len(buf) < 2 * MARKER_BYTES + INDEX_ENTRY_BYTES or bytes(buf[:MARKER_BYTES]) != MARKER.pack(base):
         return False
@@ -151,7 +127,7 @@ def has_second_marker(buf: Buffer, store: Callable[[slice], Buffer], base: int) 
 
 
 def count_stored_seqs(buf: Buffer, at: Ints, seqs: Ints) -> tuple[int, int]:
-    """How many of the contents at these positions end their metadata with their seq in 4 bytes, and how many in 8."""
+    """Count the contents at these positions whose metadata ends with their seq in 4 bytes, and in 8 bytes."""
     count = {4: 0, 8: 0}
     inside = at <= len(buf) - _META_AT
     at, seqs = at[inside], seqs[inside]
@@ -164,13 +140,13 @@ def count_stored_seqs(buf: Buffer, at: Ints, seqs: Ints) -> tuple[int, int]:
 
 
 def index_fault(buf: Buffer, base: int, store_size: int) -> str | None:
-    """Why these bytes are no index of a store with `store_size` bytes and this base, or None."""
-    found, entries = read_index(buf)
-    if found is None and len(buf):
+    """Return why these bytes are no index of a store with `store_size` bytes and this base, or None."""
+    marker, entries = read_index(buf)
+    if marker is None and len(buf):
         return f"the base marker ends after {len(buf)} bytes"
-    if found is not None and found != base:
-        return f"the base marker says {found}, the file's name says {base}"
-    if found is not None and any(buf[MARKER_BYTES // 2 : MARKER_BYTES]):
+    if marker is not None and marker != base:
+        return f"the base marker is {marker}, the base in the file's name is {base}"
+    if marker is not None and any(buf[MARKER_BYTES // 2 : MARKER_BYTES]):
         return "the padding of the base marker is not zero"
     if len(buf) % INDEX_ENTRY_BYTES:
         return f"the last entry has {len(buf) % INDEX_ENTRY_BYTES} bytes"
@@ -185,13 +161,13 @@ def index_fault(buf: Buffer, base: int, store_size: int) -> str | None:
 
 
 def find_data_end(entries: NDArray[np.void]) -> int:
-    """One past the last byte of the store that these entries name. Holes name none."""
+    """Return one past the last byte of the store that these entries name. Holes name none."""
     pos, ends = _entry_ranges(entries)
     return int(np.max(ends, where=ends > pos, initial=0))
 
 
 def count_dead_bytes(entries: NDArray[np.void], store_size: int) -> int:
-    """How many bytes of a store no entry names, inside it and at its end; for entries without a fault."""
+    """Count the bytes of a store that no entry names, inside it and at its end; for entries without a fault."""
     return max(store_size - int(entries["length"].sum(dtype=np.int64)), 0)
 
 
@@ -201,65 +177,65 @@ def _entry_ranges(entries: NDArray[np.void]) -> tuple[Ints, Ints]:
 
 
 def _is_ordered(pos: Ints, ends: Ints) -> Bools:
-    """Whether each begins at or after the end of all that come before it. Holes take no bytes and are always right."""
-    held = ends > pos
-    reach = np.maximum.accumulate(np.where(held, ends, 0))
-    ordered: Bools = ~held
+    """Whether each begins at or after the end of all before it. Holes have no bytes and are always in order."""
+    is_record = ends > pos
+    reach = np.maximum.accumulate(np.where(is_record, ends, 0))
+    ordered: Bools = ~is_record
     ordered[:1] = True
     ordered[1:] |= pos[1:] >= reach[:-1]
     return ordered
 
 
 class _CheckedEntries(NamedTuple):
-    """What was found of each entry; the columns are of the entries that are no holes."""
+    """The check of each entry."""
 
     good: Bools
     reason_for: Callable[[int], str]  # of an entry that is not good
-    meta: Ints
+    meta_size: Ints
     data_size: Ints
-    own: Bools  # metadata that is more than the plain seq
+    has_meta: Bools  # metadata that is more than the plain seq
 
 
 def _sizes(buf: Buffer, pos: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """The length of the metadata and of the data of each entry; the second is negative where the first is too long."""
-    meta = ends - pos  # where even its length does not fit, or the content is not there, it is too long
-    long = np.flatnonzero((ends - pos >= _META_AT) & (ends <= len(buf)) & (pos >= 0))
-    meta[long] = vectorized.read_at(buf, pos[long], _LENGTH)["length"]
-    return meta, ends - pos - _META_AT - meta
+    """Return the length of metadata and data of each entry; the second is negative where the first is too long."""
+    meta_size = ends - pos  # too long where its length field does not fit or the content is missing
+    readable = np.flatnonzero((ends - pos >= _META_AT) & (ends <= len(buf)) & (pos >= 0))
+    meta_size[readable] = vectorized.read_at(buf, pos[readable], _LENGTH)["length"]
+    return meta_size, ends - pos - _META_AT - meta_size
 
 
 def _check_entries(
     buf: Buffer, entries: NDArray[np.void], first: int, width: int | None, hasher: Hasher
 ) -> _CheckedEntries:
-    """Hold every entry by itself to its checksum and to what a content must look like; the first is for seq `first`."""
+    """Check every entry against its checksum and the form of a content; the first is for seq `first`."""
     pos, ends = _entry_ranges(entries)
-    held, inside = ends > pos, (ends <= len(buf)) & (pos >= 0)
-    meta, data_size = _sizes(buf, pos, ends)
-    # The checksum of nothing is 0, so a length that rotted to 0 shows.
-    same = ~held & (entries["checksum"] == 0)
-    look = np.flatnonzero(held & inside)
-    same[look] = hasher(buf, pos[look], ends[look]) == entries["checksum"][look]
-    fits = ~held | (data_size >= 0)
-    own, right = np.zeros(len(pos), np.bool_), np.ones(len(pos), np.bool_)
-    look = np.flatnonzero(held & same & fits)
-    own[look], right[look] = _stored_seqs(buf, pos[look], meta[look], first + look, width)
-    sound = same & fits & right
+    is_record, inside = ends > pos, (ends <= len(buf)) & (pos >= 0)
+    meta_size, data_size = _sizes(buf, pos, ends)
+    # The checksum of no bytes is 0, so a length that rotted to 0 is a mismatch.
+    matches = ~is_record & (entries["checksum"] == 0)
+    which = np.flatnonzero(is_record & inside)
+    matches[which] = hasher(buf, pos[which], ends[which]) == entries["checksum"][which]
+    fits = ~is_record | (data_size >= 0)
+    has_meta, seq_matches = np.zeros(len(pos), np.bool_), np.ones(len(pos), np.bool_)
+    which = np.flatnonzero(is_record & matches & fits)
+    has_meta[which], seq_matches[which] = _stored_seqs(buf, pos[which], meta_size[which], first + which, width)
+    valid = matches & fits & seq_matches
     ordered = np.ones(len(pos), np.bool_)
-    which = np.flatnonzero(held & sound)
+    which = np.flatnonzero(is_record & valid)
     ordered[which] = _is_ordered(pos[which], ends[which])
 
-    def why(entry: int) -> str:
-        if held[entry] and not inside[entry]:
+    def reason_for(entry: int) -> str:
+        if is_record[entry] and not inside[entry]:
             return "the content runs past the end of the store"
-        if not same[entry]:
+        if not matches[entry]:
             return "checksum"
         if not fits[entry]:
             return "metadata is longer than the content"
-        if not right[entry]:
+        if not seq_matches[entry]:
             return "another seq is stored with the record"
         return "position is before the end of the record before it"
 
-    return _CheckedEntries(sound & ordered, why, meta, data_size, own)
+    return _CheckedEntries(valid & ordered, reason_for, meta_size, data_size, has_meta)
 
 
 def find_faults(
@@ -270,11 +246,11 @@ def find_faults(
     width: int | None = None,
     hasher: Hasher = vectorized.crc32_checksums,
 ) -> list[tuple[int, str]]:
-    """Every entry that is not good, and why."""
+    """Return every bad entry and the reason."""
     if not 0 <= base <= _SIGNED_MAX - len(entries):
         return [(entry, f"base {base} is out of range") for entry in range(len(entries))]
-    judged = _check_entries(buf, entries, base, width, hasher)
-    return [(int(entry), judged.reason_for(int(entry))) for entry in np.flatnonzero(~judged.good)]
+    checked = _check_entries(buf, entries, base, width, hasher)
+    return [(int(entry), checked.reason_for(int(entry))) for entry in np.flatnonzero(~checked.good)]
 
 
 def scan_records(
@@ -288,12 +264,11 @@ def scan_records(
     width: int | None = None,
     hasher: Hasher = vectorized.crc32_checksums,
 ) -> ScanResult:
-    """The records with first <= seq < stop from the store `buf`, each checked. Bad bytes never raise.
+    """Read and check the records with first <= seq < stop from the store `buf`. Bad bytes never raise.
 
-    The walk ends early, and cleanly, before the record that would bring the data over `bytes_max`,
-    but never before the first. Holes are left out. `meta` is there only if some metadata is not
-    the plain seq. `width` is the one that seqs are stored in; where it is not known, metadata of
-    either length must hold the right seq.
+    The scan ends early, with ScanStop.END, before the record that would bring the data over `bytes_max`, but never
+    before the first. Holes are left out. `meta` is set only if some metadata is not the plain seq. `width` is the width
+    of stored seqs; where it is None, metadata of either length must contain the right seq.
     """
     count = len(entries)
     lo = 0 if first is None else min(max(first - base, 0), count)
@@ -304,48 +279,48 @@ def scan_records(
     part = entries[lo:hi]
     pos, ends = _entry_ranges(part)
     if bytes_max is not None:
-        held = np.flatnonzero(ends > pos)
-        used = np.cumsum(np.maximum(_sizes(buf, pos[held], ends[held])[1], 0))
-        if (fit := max(int(np.searchsorted(used, bytes_max, "right")), 1)) < len(held):
-            part = part[: int(held[fit])]
-    judged = _check_entries(buf, part, base + lo, width, hasher)
-    good, halt, reason = vectorized.count_leading_true(judged.good), ScanStop.END, ""
+        records = np.flatnonzero(ends > pos)
+        used = np.cumsum(np.maximum(_sizes(buf, pos[records], ends[records])[1], 0))
+        if (fit := max(int(np.searchsorted(used, bytes_max, "right")), 1)) < len(records):
+            part = part[: int(records[fit])]
+    checked = _check_entries(buf, part, base + lo, width, hasher)
+    good, scan_stop, reason = vectorized.count_leading_true(checked.good), ScanStop.END, ""
     if good < len(part):
-        reason = judged.reason_for(good)
-        halt = ScanStop.TORN if ends[good] > max(len(buf), int(pos[good])) else ScanStop.BAD
-    held = np.flatnonzero(ends[:good] > pos[:good])
-    at, meta, own = pos[held], judged.meta[held], judged.own[held]
+        reason = checked.reason_for(good)
+        scan_stop = ScanStop.TORN if ends[good] > max(len(buf), int(pos[good])) else ScanStop.BAD
+    records = np.flatnonzero(ends[:good] > pos[:good])
+    starts, meta_size, has_meta = pos[records], checked.meta_size[records], checked.has_meta[records]
     rows = Rows(
         buf,
-        base + lo + held,
-        np.zeros(len(held), np.int64),
-        at,
-        Span(at + _META_AT + meta, judged.data_size[held]),
-        meta=Span(at + _META_AT, np.where(own, meta, 0)) if own.any() else None,
+        base + lo + records,
+        np.zeros(len(records), np.int64),
+        starts,
+        Span(starts + _META_AT + meta_size, checked.data_size[records]),
+        meta=Span(starts + _META_AT, np.where(has_meta, meta_size, 0)) if has_meta.any() else None,
     )
-    return ScanResult(rows, int(ends[good - 1]) if good else start, halt, reason)
+    return ScanResult(rows, int(ends[good - 1]) if good else start, scan_stop, reason)
 
 
 def _entry_start(entries: NDArray[np.void], i: int) -> int:
-    """Where entry `i` begins in the store, or would if there were one more."""
+    """Return where entry `i` begins in the store; for `i` past the last one, where the next would begin."""
     if i == 0:
         return 0
     return int(entries["position"][i]) if i < len(entries) else int(_entry_ranges(entries[-1:])[1][0])
 
 
-def _stored_seqs(buf: Buffer, at: Ints, meta: Ints, seq: Ints, width: int | None) -> tuple[Bools, Bools]:
-    """For each content: is its metadata more than the plain seq, and if not, is that the right seq."""
-    own, right = np.ones(len(at), np.bool_), np.ones(len(at), np.bool_)
-    for each, heads in _HEADS.items():
-        which = np.flatnonzero(meta == 1 + each)
+def _stored_seqs(buf: Buffer, pos: Ints, meta_size: Ints, seqs: Ints, width: int | None) -> tuple[Bools, Bools]:
+    """Return for each content whether its metadata is more than the plain seq, and if not, whether the seq is right."""
+    has_meta, seq_matches = np.ones(len(pos), np.bool_), np.ones(len(pos), np.bool_)
+    for seq_bytes, heads in _HEADS.items():
+        which = np.flatnonzero(meta_size == 1 + seq_bytes)
         if not len(which):
             continue
-        stored = vectorized.read_at(buf, at[which], heads)
-        same = (stored["some"] == 1) & (stored["seq"].astype(np.int64) == seq[which])
-        own[which] = ~same
-        if width in (None, each):
-            # Metadata of this length that begins like a seq is one, so another seq is wrong. Of the other width's
-            # length it may be anything: a store of 4-byte seqs can have metadata of 9 bytes.
-            own[which] = stored["some"] != 1
-            right[which] = same | own[which]
-    return own, right
+        stored = vectorized.read_at(buf, pos[which], heads)
+        same = (stored["some"] == 1) & (stored["seq"].astype(np.int64) == seqs[which])
+        has_meta[which] = ~same
+        if width in (None, seq_bytes):
+            # Metadata of this length that begins like a seq is one, so another seq is wrong. With the length of the
+            # other width it may be any metadata: a store of 4-byte seqs can have metadata of 9 bytes.
+            has_meta[which] = stored["some"] != 1
+            seq_matches[which] = same | has_meta[which]
+    return has_meta, seq_matches

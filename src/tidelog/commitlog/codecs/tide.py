@@ -1,9 +1,8 @@
 """The `tide` codec, Tidelog's own: frames in `.data`, 20 bytes a record in `.idx`, a footer once sealed.
 
-A single record is an Append frame; several are AppendBatch frames chained into one caller's
-batch, which recovery keeps whole or not at all. Sealed data is checked against the footer's
-chunk checksums, once per chunk and process; where a chunk does not hold, frame by frame, so
-that only what is damaged is lost.
+A single record is an Append frame; several are AppendBatch frames chained into one caller's batch, which recovery keeps
+completely or not at all. Sealed data is checked against the footer's chunk checksums, once per chunk and process; where
+a chunk does not match, frame by frame, so that only damaged records are lost.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from tidelog.commitlog.codec import (
     RecoveredSegment,
     Salvage,
     SegmentContent,
+    iter_chunks,
     recovered_from_scan,
     salvage_records,
 )
@@ -39,16 +39,14 @@ from tidelog.formats.rows import Rows, ScanResult, Span, concat_rows, empty_rows
 from tidelog.types import Buffer, Ints
 
 _log = logging.getLogger("tidelog.commitlog")
-_NAME_PATTERN = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
-_TEMPORARY_PATTERN = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
+_NAME_PATTERN = re.compile(r"seg-([0-9]{16,20})(\.data|\.idx|\.foot)")
+_TEMPORARY_PATTERN = re.compile(r"seg-[0-9]{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _SEQ_BITS = 64
 _REUSED_BUFFER_BYTES_MAX = 1 << 20
 _VERIFY_CHUNK_BYTES = 4 << 20
 
 
-_decode_footer_cached = lru_cache(maxsize=256)(
-    footer.decode
-)  # every read asks for it; the bytes of a footer never change
+_decode_footer_cached = lru_cache(maxsize=256)(footer.decode)  # needed by every read; a footer never changes
 
 
 class TideCodec(Codec):
@@ -66,13 +64,11 @@ class TideCodec(Codec):
     verifies_on_open = False
     supported_columns: frozenset[str] = frozenset(("node", "tag", "meta"))
     footer_suffix: str | None = ".foot"
-    created_suffix: str | None = None
     writes_index_on_seal = True
-    index_prealloc_bytes = 0
-    INDEX_VERIFIED = -1  # in Shape.verified, beside the numbers of data chunks: the index was checked
+    INDEX_VERIFIED = -1  # in SegmentContent.verified_chunks, beside the numbers of data chunks: the index was checked
 
     def __init__(self, config: LogConfig) -> None:
-        self._buffer = bytearray()  # of the frame that is being written
+        self._buffer = bytearray()  # of the current frame
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -104,11 +100,11 @@ class TideCodec(Codec):
         self, seq: int, ts_us: int, batch: Batch, file_pos: int, base: int, side_state: int, /
     ) -> EncodedAppend:
         ts_ms = ts_us // 1000
-        alike = isinstance(batch.node, bytes) and isinstance(batch.tag, bytes) and batch.meta == b""
-        if not alike or len(batch.datas) == 1 or side_state % (1 << _SEQ_BITS) != seq:
+        is_uniform = isinstance(batch.node, bytes) and isinstance(batch.tag, bytes) and batch.meta == b""
+        if not is_uniform or len(batch.datas) == 1 or side_state % (1 << _SEQ_BITS) != seq:
             return super().encode_append(seq, ts_us, batch, file_pos, base, side_state)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = batch_writer.plan_frames(
+        plan = batch_writer.plan_frames(
             0,
             seq,
             ts_ms,
@@ -120,12 +116,12 @@ class TideCodec(Codec):
             allocate=self._allocate,
         )
         flags = segment_index.BATCH | (segment_index.HAS_NODE if node else 0) | (segment_index.HAS_TAG if tag else 0)
-        run = segment_index.EntryRun(made.starts, made.counts, batch.data_lengths, ts_ms, flags)
+        run = segment_index.EntryRun(plan.starts, plan.counts, batch.data_lengths, ts_ms, flags)
         stop = seq + len(batch.datas)
-        return EncodedAppend(made.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
+        return EncodedAppend(plan.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
 
     def _allocate(self, size: int) -> bytearray:
-        """Memory for a frame, the same one again unless it is a large one: a log writes one frame after the other."""
+        """Return memory for a frame; small frames reuse one buffer, because a log writes one frame at a time."""
         if size > _REUSED_BUFFER_BYTES_MAX:
             return bytearray(size)
         if size > len(self._buffer):
@@ -149,10 +145,10 @@ class TideCodec(Codec):
 
     def encode_stream_header(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
-        head = frame.encode_header(
+        header = frame.encode_header(
             frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag
         )
-        return bytes(len(head)) if size < 0 else head  # zeros are where a log ends
+        return bytes(len(header)) if size < 0 else header  # a scan ends at zeros
 
     def encode_stream_trailer(self, header: bytes, data: Iterable[Buffer], /) -> bytes:
         digest = xxh3_64(header[4:])
@@ -165,17 +161,17 @@ class TideCodec(Codec):
     ) -> tuple[tuple[bytes, ...], int]:
         if not len(rows):
             return (b"",), side_state
-        # The mark is the next seq, with the time of the last entry above it: holes repeat that time.
+        # side_state is the next seq, with the time of the last entry in the upper bits: holes repeat that time.
         ts_before, first = divmod(side_state, 1 << _SEQ_BITS)
         stop = int(rows.seq[-1]) + 1
         size = file_pos + max(len(rows.buf), int(rows.data.pos[-1] + rows.data.size[-1]) + 8)
         if len(rows) == 1 and stop == first + 1:
-            made = segment_index.build_entry(rows, file_pos)
+            entries = segment_index.build_entry(rows, file_pos)
         else:
-            made = segment_index.build_entries(
+            entries = segment_index.build_entries(
                 rows, first, stop, size, origin=file_pos, ts_before_ms=ts_before
             ).tobytes()
-        return (made,), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
+        return (entries,), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
 
     def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
         entries = segment_index.read_entries(sides[0])
@@ -185,63 +181,65 @@ class TideCodec(Codec):
         return (sides[0] + holes.tobytes(),)
 
     def build_footer(self, segment: SegmentContent, /) -> bytes | None:
-        """The footer. Every frame is verified first: a chunk with one that does not hold gets a checksum that no bytes
-        of it have, so that reads go on to check it frame by frame."""
-        made = footer.build_footer(segment.data.fetch(0, segment.data.size), segment.index, first_seq=segment.base)
+        """Build the footer. Every frame is verified first: a chunk with a bad frame gets a wrong checksum, so that
+        reads check it frame by frame."""
+        built = footer.build_footer(segment.data.fetch(0, segment.data.size), segment.index, first_seq=segment.base)
         faults = self.find_faults(segment)
         for span, reason in faults:
             where = f"bytes {span.start} to {span.stop - 1} of {self.data_name(segment.base)}"
             _log.error("%s do not verify and are sealed as damaged: %s", where, reason)
-        return footer.encode(footer.exclude_ranges(made, (span for span, _ in faults)))
+        return footer.encode(footer.exclude_ranges(built, (span for span, _ in faults)))
 
     def find_faults(self, segment: SegmentContent, /) -> list[tuple[range, str]]:
-        """The bytes of every frame that does not verify, or is missing, and why. The index is believed; footer and
-        earlier checks are not."""
-        at, found = segment_index.read_entries(segment.index)["frame_offset"], list[tuple[range, str]]()
-        bare, seq = SegmentContent(segment.base, segment.stop, segment.data, segment.index, segment.sides), segment.base
-        while seq < segment.stop:
-            _, seq, fault = self.read(bare, seq, segment.stop, _VERIFY_CHUNK_BYTES)
+        """Return the byte range of every bad or missing frame, and the reason. Trusts the index, but neither the footer
+        nor earlier checks."""
+        base, starts = segment.base, segment_index.read_entries(segment.index)["frame_offset"]
+        unverified = SegmentContent(base, segment.stop, segment.data, segment.index, segment.sides)
+        faults: list[tuple[range, str]] = []
+        for _, _, fault in iter_chunks(partial(self.read, unverified), base, segment.stop, _VERIFY_CHUNK_BYTES):
             if fault is not None:
-                first, seq = fault.seq - segment.base, max(fault.resume, seq + 1)
-                end = int(at[seq - segment.base]) if seq < segment.stop else int(segment.data.size)
-                found.append((range(int(at[first]), max(end, int(at[first]) + 1)), fault.reason))
-        return found
+                start, after = int(starts[fault.seq - base]), max(fault.resume, fault.seq + 1)
+                end = int(starts[after - base]) if after < segment.stop else int(segment.data.size)
+                faults.append((range(start, max(end, start + 1)), fault.reason))
+        return faults
 
     # ── recovering ────────────────────────────────────────────────────────────────────────────
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> RecoveredSegment:
-        walk = scan.scan_records(data, above=base - 1)
-        pieces, mark = self.encode_sides(walk.rows, 0, base, self.initial_side_state(base))
-        return recovered_from_scan(walk, base, pieces, mark)
+        result = scan.scan_records(data, above=base - 1)
+        sides_, side_state = self.encode_sides(result.rows, 0, base, self.initial_side_state(base))
+        return recovered_from_scan(result, base, sides_, side_state)
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         view = memoryview(data)
 
-        def walk(pos: int, above: int) -> ScanResult:
+        def scan_from(pos: int, above: int) -> ScanResult:
             parts: list[Rows] = []
             while True:
-                found = scan.scan_records(view, pos, above=above)
-                parts.append(found.rows)
-                above = int(found.rows.seq[-1]) if len(found.rows) else above
-                # A frame of a batch that another frame of it broke: its records were acked and are good by themselves.
+                result = scan.scan_records(view, pos, above=above)
+                parts.append(result.rows)
+                above = int(result.rows.seq[-1]) if len(result.rows) else above
+                # A good frame of a batch with another bad frame: its records were acked and are readable.
                 one = (
-                    scan.scan_single_frame(view, found.end)
-                    if found.end < len(view)
-                    else found._replace(rows=empty_rows(view))
+                    scan.scan_single_frame(view, result.end)
+                    if result.end < len(view)
+                    else result._replace(rows=empty_rows(view))
                 )
                 if not len(one.rows) or int(one.rows.seq[0]) <= above:
-                    return found._replace(rows=concat_rows(view, parts))
+                    return result._replace(rows=concat_rows(view, parts))
                 parts.append(one.rows)
                 pos, above = one.end, int(one.rows.seq[-1])
 
-        return salvage_records(view, base, stop, walk, lambda pos, above: scan.find_next_frame(view, pos, above, stop))
+        return salvage_records(
+            view, base, stop, scan_from, lambda pos, above: scan.find_next_frame(view, pos, above, stop)
+        )
 
     def end_seq(self, segment: SegmentContent, /) -> int:
         return segment.base + len(segment.index) // segment_index.ENTRY_BYTES
 
     def check_sealed(self, segment: SegmentContent, /) -> tuple[str | None, Fault | None]:
-        # Sizes only: hashing every index here would read all of it at each start. The first read of a
-        # segment checks its index, each chunk of data when it is read.
+        # Sizes only: hashing every index would read all of it at each start. The first read of a segment checks its
+        # index, and each chunk of data when it is read.
         if segment.sides[0] is None:
             return "the index is missing", None
         foot = self._read_footer(segment)
@@ -269,7 +267,7 @@ class TideCodec(Codec):
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
     def read_index(self, segment: SegmentContent) -> NDArray[np.void]:
-        """The entries of a segment; those of a sealed one are what was sealed."""
+        """Return the entries of a segment; those of a sealed one are verified against its footer."""
         foot = self._read_footer(segment)
         return segment_index.read_entries(segment.index) if foot is None else self._verified_index(segment, foot)
 
@@ -285,7 +283,7 @@ class TideCodec(Codec):
     def verified_range(
         self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /
     ) -> tuple[int, int] | None:
-        """Which bytes of the data `read` would look at, if all that it trusts was checked before; else None."""
+        """Return the bytes of the data that `read` would use, if all of them are verified already; else None."""
         foot = self._read_footer(segment)
         if foot is None or self.INDEX_VERIFIED not in segment.verified_chunks:
             return None
@@ -294,37 +292,37 @@ class TideCodec(Codec):
         return (low, high) if self.is_verified(segment, low, high) else None
 
     def is_verified(self, segment: SegmentContent, low: int, high: int, /) -> bool:
-        """Whether these bytes of the data of a sealed segment were held against its footer before."""
+        """Whether these bytes of a sealed segment were checked against its footer before."""
         foot = self._read_footer(segment)
         if foot is None or self.INDEX_VERIFIED not in segment.verified_chunks or high > segment.data.size:
             return False
         return segment.verified_chunks.issuperset(range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes)))
 
     def _byte_range(self, at: NDArray[np.uint32], lo: int, hi: int, bytes_max: int, size: int) -> tuple[int, int, int]:
-        """Where a read of entries [lo, hi) has to stop, and the bytes that hold their frames."""
+        """Return the entry where a read of [lo, hi) has to stop, and the byte range of its frames."""
         low = int(at[lo])
-        # Bisection by hand: searchsorted first copies a column of an index, which is strided, as a whole.
+        # Bisection by hand: searchsorted would copy the whole strided column first.
         hi = max(bisect_left(at, low + bytes_max, lo, hi), lo + 1)
         return hi, low, self._frame_end(at, hi, size)
 
     def _verified_index(self, segment: SegmentContent, foot: Footer) -> NDArray[np.void]:
-        """The index that was sealed; made again from the data, in memory, where the file is not that any more."""
+        """Return the sealed index; rebuilt from the data in memory where the file does not match the footer."""
         if self.INDEX_VERIFIED not in segment.verified_chunks:
             if footer.find_index_fault(foot, segment.index) is not None:
-                found = self.recover(segment.data.fetch(0, segment.data.size), [], segment.base)
+                recovered = self.recover(segment.data.fetch(0, segment.data.size), [], segment.base)
                 return segment_index.read_entries(
-                    self.fill_holes(found.sides, segment.base, foot.stop_seq, found.end)[0]
+                    self.fill_holes(recovered.sides, segment.base, foot.stop_seq, recovered.end)[0]
                 )
             segment.verified_chunks.add(self.INDEX_VERIFIED)
         return segment_index.read_entries(segment.index)
 
     def _frame_end(self, at: NDArray[np.uint32], hi: int, size: int) -> int:
-        """Where the frame of the record before `hi` ends: where the next one starts."""
+        """Return the end of the frame of the record before `hi`: the start of the next one."""
         later = bisect_right(at, int(at[hi - 1]), hi)
         return int(at[later]) if later < len(at) else size
 
     def _verify_chunks(self, segment: SegmentContent, foot: Footer, low: int, high: int) -> bool:
-        """Whether the footer's checksums hold for these bytes; each chunk is hashed once per open log."""
+        """Whether these bytes match the footer's checksums; each chunk is hashed once per open log."""
         step, whole = foot.chunk_bytes, segment.data.fetch(0, segment.data.size)
         for chunk in range(low // step, -(-high // step)):
             if chunk not in segment.verified_chunks:
@@ -340,7 +338,7 @@ class TideCodec(Codec):
             try:
                 rows = scan.scan_indexed(buf, entries, 0, stop, first, check=check, origin=low)
             except Corrupt as error:
-                # What lies before the damaged frame is still good: ask for that much less.
+                # The frames before the damaged one are still good: decode only those.
                 at, bad = entries["frame_offset"], low + error.pos
                 stop = min(int(np.searchsorted(at, bad)), stop - 1)
                 resume = first + max(int(np.searchsorted(at, bad, "right")), stop + 1)
@@ -361,13 +359,13 @@ class TideCodec(Codec):
         return start, scan.scan_indexed(window, entries, low, index, segment.base, check=True, origin=start)
 
     def _chain_start(self, segment: SegmentContent, at: NDArray[np.uint32], index: int, pos: int) -> int:
-        """The first byte of the caller's batch that `pos` would cut, or `pos` where it cuts none."""
+        """Return the first byte of the caller's batch that `pos` would cut, or `pos` where it cuts none."""
         start = pos
         while index > 0:
             index = int(np.searchsorted(at[:index], at[index - 1]))  # first record of the frame before
             before = int(at[index])
             if before == start:
-                continue  # holes name the frame behind them
+                continue  # holes have the position of the frame after them
             if not segment.data.fetch(before + 5, before + 6)[0] & frame.MORE:
                 break
             start = before
