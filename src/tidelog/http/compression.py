@@ -1,18 +1,4 @@
-"""[policy] Content codings: which one a peer gets, and the codecs behind them.
-
-`Accept-Encoding` is read as RFC 9110, 12.5.3 has it:
-  1. The coding with the highest q above 0 wins; of equals zstd, which is several times cheaper here than gzip.
-  2. `identity` is always acceptable, unless it or `*` was given q=0; named with a higher q than the rest, it wins.
-  3. Where nothing we know is acceptable, the answer goes out as it is: better than no answer.
-
-[shell] Content codings as an application around the application: neither it nor a connection knows of them.
-
-    request   content-encoding: gzip | zstd      decoded before `handle`; the body's limit holds for what comes out
-    answer    accept-encoding: …                 coded when it is large enough to be worth it, or a stream
-
-It is asked only for requests that carry one of the two headers. What is large is coded on another thread, so that
-one large answer does not keep the loop from a thousand small ones.
-"""
+"""Content codings (gzip, zstd): negotiation, codecs, and the middleware that applies them."""
 
 from __future__ import annotations
 
@@ -47,24 +33,25 @@ ZSTD: Final = b"zstd"
 CODINGS: Final = (ZSTD, GZIP)  # in the order of our preference
 _ALIASES: Final = {b"x-gzip": GZIP}
 _GZIP_WBITS: Final = 31
-_COMPRESSION_LEVEL: Final = (
-    1  # of either: the next ones are 1.4 times slower and save one byte in a hundred of JSON rows
-)
-_INFLATE_STEP_BYTES: Final = 16 << 10  # of compressed bytes, handed to zlib at once
-_GZIP_MEMBERS_MAX: Final = (
-    1_024  # of a gzip body, unless each has some bytes: one costs 5 µs, and is 20 bytes when it is empty
-)
+_COMPRESSION_LEVEL: Final = 1  # of both: the next level is 1.4 times slower and saves 1 % of JSON rows
+_INFLATE_STEP_BYTES: Final = 16 << 10  # compressed bytes passed to zlib at once
+_GZIP_MEMBERS_MAX: Final = 1_024  # of a body with small members: each costs 5 µs, and an empty one is 20 bytes
 _GZIP_MEMBER_BYTES_MIN: Final = 64
 
 
 class NegotiatedCoding(NamedTuple):
-    coding: bytes | None  # None: as it is
-    is_required: bool = False  # the peer does not take it as it is, however small
+    coding: bytes | None  # None: identity
+    is_required: bool = False  # the client does not accept identity, not even for small responses
 
 
 @lru_cache(maxsize=512)
 def negotiate_coding(accept: bytes) -> NegotiatedCoding:
-    """The coding for an answer, by an `Accept-Encoding` header."""
+    """Choose the coding of a response by an `Accept-Encoding` header (RFC 9110, 12.5.3).
+
+    1. The coding with the highest q above 0 wins; of equals zstd, which is several times cheaper here than gzip.
+    2. `identity` is acceptable unless it or `*` has q=0; with a higher q than the others it wins.
+    3. If no known coding is acceptable, the response is sent as identity: better than no response.
+    """
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
         name, *parameters = (part.strip() for part in item.split(b";"))
@@ -88,7 +75,7 @@ def negotiate_coding(accept: bytes) -> NegotiatedCoding:
 
 
 def parse_content_encoding(header: bytes) -> bytes | None:
-    """The coding that a `Content-Encoding` header names; b"" for none at all, None where we cannot read it."""
+    """Return the coding that a `Content-Encoding` header names; b"" for identity, None for an unsupported one."""
     name = header.strip().lower()
     name = _ALIASES.get(name, name)
     if name in CODINGS:
@@ -100,11 +87,11 @@ def parse_content_encoding(header: bytes) -> bytes | None:
 
 
 class BodyTooLarge(Exception):
-    """What was coded is larger than its reader takes."""
+    """The decoded body is larger than its limit."""
 
 
 class BadCoding(Exception):
-    """The bytes are not in the coding that they were said to be in."""
+    """The bytes are not valid in the declared coding."""
 
 
 def compress_body(coding: bytes, data: bytes) -> bytes:
@@ -116,7 +103,7 @@ def compress_body(coding: bytes, data: bytes) -> bytes:
 
 
 def decompress_body(coding: bytes, data: bytes, limit: int) -> bytes:
-    """The bytes as they were. Raises TooMuch without having made more than `limit` of them, or NotCoded."""
+    """Decode a body. Raises BadCoding, or BodyTooLarge before more than `limit` bytes were decoded."""
     parts: list[bytes] = []
     left = limit
     for part in _decompress_zstd(data) if coding == ZSTD else _decompress_gzip(data):
@@ -143,10 +130,10 @@ def _decompress_gzip(data: bytes) -> Iterator[bytes]:
 
 
 class GzipDecompressor:
-    """gzip, a piece at a time, in bounded steps. Several members in a row are one body, as RFC 1952 has it.
+    """Decodes gzip in bounded steps. Several members in a row are one body (RFC 1952).
 
-    zlib copies what it did not consume, for each member and each step. So it is fed in windows: with a whole body of
-    64 MiB, members of 20 bytes each would cost 64 MiB of copying each.
+    zlib copies the input that it did not consume, for each member and each step. So it is fed in windows: with a whole
+    body of 64 MiB, each member of 20 bytes would cost 64 MiB of copying.
     """
 
     def __init__(self) -> None:
@@ -155,7 +142,7 @@ class GzipDecompressor:
         self._members, self._input_bytes = 1, 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decode one more piece, in parts of at most `STEP_BYTES`."""
+        """Decode the next input, in parts of at most `DECODE_STEP_BYTES`."""
         for start in range(0, len(data), _INFLATE_STEP_BYTES):
             window = data[start : start + _INFLATE_STEP_BYTES]
             self._input_bytes += len(window)
@@ -174,7 +161,7 @@ class GzipDecompressor:
                 yield part
 
     def _drain_member(self) -> bytes:
-        """What zlib holds back although it has consumed its input: a step can end in the middle of a match."""
+        """Return output that zlib still has after it consumed its input: a step can end in the middle of a match."""
         try:
             return self._member.decompress(b"", DECODE_STEP_BYTES)
         except zlib.error as error:
@@ -189,21 +176,21 @@ class GzipDecompressor:
             )
 
     def end(self) -> None:
-        """There are no more pieces."""
+        """The input is complete."""
         if not self._is_empty and not self._member.eof:
-            raise BadCoding("the gzip stream breaks off")
+            raise BadCoding("the gzip stream is incomplete")
 
 
 # Streams.
 
 
 class StreamCompressor(Protocol):
-    """A coding of a stream. Each call returns what is ready to be sent."""
+    """Compresses a stream. Each call returns the bytes that are ready to be sent."""
 
     def compress(self, data: bytes) -> bytes: ...
 
     def flush(self) -> bytes:
-        """All that was added, so that the peer can read it now."""
+        """Return everything added so far in a form that the client can decode now."""
         ...
 
     def end(self) -> bytes: ...
@@ -224,7 +211,7 @@ class _GzipCompressor:
 
 
 class _BytesSink:
-    """A file that only remembers, for a codec that wants one."""
+    """A file that collects what is written, for a codec that needs a file."""
 
     closed = False
 
@@ -236,7 +223,7 @@ class _BytesSink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         self.closed = True
@@ -268,16 +255,16 @@ def create_compressor(coding: bytes) -> StreamCompressor:
     return _ZstdCompressor() if coding == ZSTD else _GzipCompressor()
 
 
-COMPRESS_BYTES_MIN: Final = 1024  # below this a coding saves no packet and costs 25 µs
-INLINE_BYTES_MAX: Final = 128 << 10  # above this, another thread; zlib needs a millisecond for as much
-_DECODE_THREADS_MAX: Final = 2  # bodies, in threads
+COMPRESS_BYTES_MIN: Final = 1024  # compressing less saves no packet and costs 25 µs
+INLINE_BYTES_MAX: Final = 128 << 10  # more is coded in a thread: zlib needs a millisecond for this much
+_DECODE_THREADS_MAX: Final = 2
 _VARY: Final = (b"vary", b"accept-encoding")
-# An answer that says one of these is about bytes as they are: a part of them, their name, or their coding.
+# A response with one of these describes its exact bytes: a range, an entity tag, or a coding.
 _UNCODABLE_HEADERS: Final = frozenset((b"content-encoding", b"content-range", b"etag"))
 
 
 class _CodedRequest(NamedTuple):
-    """Between `begin` and `handle`, in the place of the application's own context."""
+    """The request's context between `begin` and `handle`, with the application's own inside."""
 
     context: object
     coding: bytes
@@ -285,115 +272,116 @@ class _CodedRequest(NamedTuple):
 
 
 class CompressionMiddleware:
+    """Content codings as an application around the application: neither it nor a connection knows of them.
+
+        request    content-encoding: gzip | zstd    decoded before `handle`; the body's limit holds for the result
+        response   accept-encoding: …               compressed if it is large enough, or a stream
+
+    Only requests with one of the two headers pass through here. Large bodies are coded in a thread, so that one large
+    response does not block the loop for a thousand small ones.
+    """
+
     def __init__(
         self, app: Application, loop: asyncio.AbstractEventLoop, bodies: RequestBodyBudget | None = None
     ) -> None:
         self._app, self._loop = app, loop
         self._bodies = bodies or RequestBodyBudget(0, loop.call_soon)
         self._bodies.on_released = self._start_next
-        self._decode_queue: deque[Callable[[], None]] = deque()  # bodies to be decoded in a thread
-        self._decoding = self._decoded_pending = 0  # of them: in a thread; decoded and not answered
+        self._decode_queue: deque[Callable[[], None]] = deque()  # starts the decoding of a body in a thread
+        self._decoding = 0  # bodies in threads
+        self._decoded_pending = 0  # decoded bodies whose requests are not answered
 
     def begin(self, request: Request) -> Response | BodyPolicy:
-        wanted = self._app.begin(request)
+        decision = self._app.begin(request)
         header = request.header(b"content-encoding")
-        if header is None or isinstance(wanted, Response):
-            return wanted
+        if header is None or isinstance(decision, Response):
+            return decision
         coding = parse_content_encoding(header)
         if coding == b"":
-            return wanted
-        if coding is None or (wanted.is_streamed and coding != GZIP):
+            return decision
+        if coding is None or (decision.is_streamed and coding != GZIP):
             self._app.on_abandoned(request)
-            takes = b"gzip" if wanted.is_streamed else b"gzip, zstd"
-            reason = f"content-encoding {header!r} is not taken here, {takes.decode()} is"
+            supported = b"gzip" if decision.is_streamed else b"gzip, zstd"
+            reason = f"content-encoding {header!r} is not supported here, {supported.decode()} is"
             refusal = self._app.malformed(request, 415, reason)
-            refusal.headers = (*refusal.headers, (b"accept-encoding", takes))
+            refusal.headers = (*refusal.headers, (b"accept-encoding", supported))
             return refusal
-        request.context = _CodedRequest(request.context, coding, wanted)
-        return wanted
+        request.context = _CodedRequest(request.context, coding, decision)
+        return decision
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         accept = request.header(b"accept-encoding")
         choice = NegotiatedCoding(None) if accept is None else negotiate_coding(accept)
         outer = _CompressedExchange(exchange, choice, self._loop)
-        coming = request.context
-        if not isinstance(coming, _CodedRequest):
+        coded = request.context
+        if not isinstance(coded, _CodedRequest):
             self._app.handle(request, outer)
             return
-        request.context = coming.context
+        request.context = coded.context
         if request.body_stream is not None:
-            request.body_stream, request.content_length = _decoded_stream(request.body_stream, coming.body), None
+            request.body_stream, request.content_length = _decoded_stream(request.body_stream, coded.body), None
             self._app.handle(request, outer)
-        elif (whole := _decode_small_body(request.body, coming)) is not None:
-            self._decode(request, coming, outer, lambda _: _CompletedWork(lambda: whole))
+        elif (body := _decode_small_body(request.body, coded)) is not None:
+            self._handle_decoded(request, coded, outer, lambda: body)
         else:
-            self._decode_queue.append(lambda: self._decode(request, coming, outer, self._decode_in_thread))
+            self._decode_queue.append(lambda: self._decode_in_thread(request, coded, outer))
             self._start_next()
 
     def _start_next(self) -> None:
-        """Decode bodies that wait, a few at a time and while there is memory for what they become. One is decoded in
-        any case."""
+        """Decode queued bodies, a few at a time and while there is memory for the results. One is decoded in any
+        case."""
         while self._decode_queue and self._decoding < _DECODE_THREADS_MAX:
             if self._bodies.is_full and (self._decoding or self._decoded_pending):
                 return
             self._decode_queue.popleft()()
 
-    def _decode_in_thread(self, work: Callable[[], bytes]) -> asyncio.Future[bytes]:
+    def _decode_in_thread(self, request: Request, coded: _CodedRequest, exchange: _CompressedExchange) -> None:
+        def on_decoded(future: asyncio.Future[bytes]) -> None:
+            self._decoding -= 1
+            self._loop.call_soon(self._start_next)
+            self._handle_decoded(request, coded, exchange, future.result)
+
         self._decoding += 1
-        return self._loop.run_in_executor(None, work)
+        args = (coded.coding, request.body, coded.body.bytes_max)
+        self._loop.run_in_executor(None, decompress_body, *args).add_done_callback(on_decoded)
 
-    def _decode(
-        self,
-        request: Request,
-        coded: _CodedRequest,
-        exchange: _CompressedExchange,
-        execute: Callable[[Callable[[], bytes]], asyncio.Future[bytes] | _CompletedWork],
+    def _handle_decoded(
+        self, request: Request, coded: _CodedRequest, exchange: _CompressedExchange, result: Callable[[], bytes]
     ) -> None:
-        def finished(done: asyncio.Future[bytes] | _CompletedWork) -> None:
-            if isinstance(done, asyncio.Future):
-                self._decoding -= 1
-                self._loop.call_soon(self._start_next)
-            try:
-                go_on(done)
-            except Exception as error:  # the rim: on this side of the thread nobody else would answer
-                self._loop.call_exception_handler({"message": f"handle of {request.path} failed", "exception": error})
-                exchange.override_response(self._app.malformed(request, 500, "the server made a mistake"))
-
-        def go_on(done: asyncio.Future[bytes] | _CompletedWork) -> None:
+        """Call the handler with the decoded body, which `result` returns; respond if decoding failed."""
+        try:
             if exchange.is_disconnected:
                 self._app.on_abandoned(request)
                 return
             try:
-                request.body = done.result()
-            except BodyTooLarge:
+                request.body = result()
+            except (BodyTooLarge, BadCoding) as error:
                 self._app.on_abandoned(request)
-                exchange.respond(self._app.malformed(request, 413, _too_large_reason(coded.body)))
-            except BadCoding as error:
-                self._app.on_abandoned(request)
-                reason = f"the body is not {coded.coding.decode()}: {error}"
-                exchange.respond(self._app.malformed(request, 400, reason))
-            else:
-                request.content_length = len(request.body)
-                self._reserve_decoded(request.content_length, exchange)
-                self._app.handle(request, exchange)
-
-        raw, limit = request.body, coded.body.bytes_max
-        execute(lambda: decompress_body(coded.coding, raw, limit)).add_done_callback(finished)
+                is_too_large = isinstance(error, BodyTooLarge)
+                reason = _too_large_reason(coded.body) if is_too_large else _bad_coding_reason(coded.coding, error)
+                exchange.respond(self._app.malformed(request, 413 if is_too_large else 400, reason))
+                return
+            request.content_length = len(request.body)
+            self._reserve_decoded(request.content_length, exchange)
+            self._app.handle(request, exchange)
+        except Exception as error:  # after a thread no caller would answer
+            self._loop.call_exception_handler({"message": f"handle of {request.path} failed", "exception": error})
+            exchange.override_response(self._app.malformed(request, 500, "the server made a mistake"))
 
     def _reserve_decoded(self, size: int, exchange: _CompressedExchange) -> None:
-        """Count a decoded body until it is answered, or its peer has left."""
-        kept = BodyReservation()
+        """Count a decoded body until its request is answered or the client disconnects."""
+        reservation = BodyReservation()
         self._decoded_pending += 1
-        self._bodies.update(kept, size)
+        self._bodies.update(reservation, size)
 
-        def over() -> None:
+        def release() -> None:
             self._decoded_pending -= 1
-            self._bodies.release(kept)
+            self._bodies.release(reservation)
 
-        exchange.set_completion_callback(over)
+        exchange.set_completion_callback(release)
 
     def fast_handler(self, request: Request, answer_bytes_max: int) -> FastHandler | None:
-        """What is too small to be coded goes out as it is."""
+        """Use the fast path for responses that are too small to be compressed."""
         accept = request.header(b"accept-encoding")
         if request.header(b"content-encoding") is not None or (
             accept is not None and negotiate_coding(accept).is_required
@@ -411,7 +399,7 @@ class CompressionMiddleware:
 
 
 def _restore_context(request: Request) -> None:
-    """Put the application's own context into its place."""
+    """Restore the application's own context."""
     if isinstance(request.context, _CodedRequest):
         request.context = request.context.context
 
@@ -420,9 +408,13 @@ def _too_large_reason(body: BodyPolicy) -> str:
     return f"the body is over {body.bytes_max} bytes"
 
 
+def _bad_coding_reason(coding: bytes, error: Exception) -> str:
+    return f"the body is not {coding.decode()}: {error}"
+
+
 def _decode_small_body(data: bytes, coded: _CodedRequest) -> bytes | None:
-    """A body that is small before and after it is decoded; None for the others, and for what is wrong with it. A few
-    bytes can stand for megabytes: so no more than a small body's worth is tried here."""
+    """Decode a body that is small before and after; None for others and for invalid ones. A few bytes can decode to
+    megabytes, so this stops at the size of a small body."""
     if len(data) > INLINE_BYTES_MAX // 8:
         return None
     try:
@@ -431,45 +423,32 @@ def _decode_small_body(data: bytes, coded: _CodedRequest) -> bytes | None:
         return None
 
 
-async def _decoded_stream(pieces: AsyncIterator[bytes], body: BodyPolicy) -> AsyncIterator[bytes]:
-    """The pieces of a gzip body, inflated a step at a time. Others have their turn between two steps, and a request
-    whose peer has left is cancelled there."""
-    unpacker, expansion, left = GzipDecompressor(), body.allowance.start(), body.bytes_max
+async def _decoded_stream(chunks: AsyncIterator[bytes], body: BodyPolicy) -> AsyncIterator[bytes]:
+    """Decode a streamed gzip body in steps. The loop runs between two steps, and a request whose client disconnected is
+    cancelled there."""
+    decompressor, expansion, bytes_left = GzipDecompressor(), body.allowance.start(), body.bytes_max
     try:
-        async for piece in pieces:
-            packed = len(piece)
-            for data in unpacker.feed(piece):
-                expansion.add(packed, len(data))
-                packed, left = 0, left - len(data)
-                if left < 0:
+        async for chunk in chunks:
+            input_bytes = len(chunk)
+            for data in decompressor.feed(chunk):
+                expansion.add(input_bytes, len(data))
+                input_bytes, bytes_left = 0, bytes_left - len(data)
+                if bytes_left < 0:
                     raise BodyTooLarge
                 yield data
                 await asyncio.sleep(0)
-            expansion.add(packed, 0)
-        unpacker.end()
+            expansion.add(input_bytes, 0)
+        decompressor.end()
     except DecodedTooLarge as error:
         raise BodyError(413, str(error)) from None
     except BodyTooLarge:
         raise BodyError(413, _too_large_reason(body)) from None
     except BadCoding as error:
-        raise BodyError(400, f"the body is not gzip: {error}") from error
-
-
-class _CompletedWork:
-    """Work that was done at once, in the clothes of a future."""
-
-    def __init__(self, work: Callable[[], bytes]) -> None:
-        self._work = work
-
-    def result(self) -> bytes:
-        return self._work()
-
-    def add_done_callback(self, callback: Callable[[_CompletedWork], None]) -> None:
-        callback(self)
+        raise BodyError(400, _bad_coding_reason(GZIP, error)) from error
 
 
 class _CompressedExchange:
-    """An exchange whose answer is coded as its peer likes it."""
+    """An exchange that compresses its response with the negotiated coding."""
 
     def __init__(self, exchange: Exchange, choice: NegotiatedCoding, loop: asyncio.AbstractEventLoop) -> None:
         self._exchange, self._choice, self._loop = exchange, choice, loop
@@ -477,14 +456,14 @@ class _CompressedExchange:
         self._on_complete: Callable[[], None] | None = None
 
     def set_completion_callback(self, callback: Callable[[], None]) -> None:
-        """Have it called once, when this is answered or the peer has left."""
+        """Call `callback` once, when this is answered or the client disconnects."""
         self._on_complete = callback
         self._exchange.add_disconnect_callback(self._complete)
 
     def _complete(self) -> None:
-        over, self._on_complete = self._on_complete, None
-        if over is not None:
-            over()
+        callback, self._on_complete = self._on_complete, None
+        if callback is not None:
+            callback()
 
     @property
     def is_disconnected(self) -> bool:
@@ -497,7 +476,7 @@ class _CompressedExchange:
         self._exchange.keep_body(size)
 
     def override_response(self, response: Response) -> None:
-        """Answer in the handler's place, unless it has; what it says later is dropped."""
+        """Respond in the handler's place unless it has responded; a later response of it is dropped."""
         if not self._responded:
             self._responded = self._overridden = True
             self._complete()
@@ -516,12 +495,12 @@ class _CompressedExchange:
         elif len(answer.body) <= INLINE_BYTES_MAX:
             self._exchange.respond(_compressed_response(answer, coding, compress_body(coding, answer.body)))
         else:
-            whole = answer
+            response = answer
 
-            def finished(done: asyncio.Future[bytes]) -> None:
-                self._exchange.respond(_compressed_response(whole, coding, done.result()))
+            def on_compressed(future: asyncio.Future[bytes]) -> None:
+                self._exchange.respond(_compressed_response(response, coding, future.result()))
 
-            self._loop.run_in_executor(None, compress_body, coding, whole.body).add_done_callback(finished)
+            self._loop.run_in_executor(None, compress_body, coding, response.body).add_done_callback(on_compressed)
 
     def _should_compress(self, answer: Response | Stream) -> bool:
         if isinstance(answer, Stream):
@@ -533,9 +512,9 @@ class _CompressedExchange:
 
     def _compressed_stream(self, stream: Stream, coding: bytes) -> Stream:
         async def run(sink: Sink) -> None:
-            coded = _CompressedSink(sink, create_compressor(coding), self._loop)
-            await stream.run(coded)
-            coded.end()
+            compressed_sink = _CompressedSink(sink, create_compressor(coding), self._loop)
+            await stream.run(compressed_sink)
+            compressed_sink.end()
 
         return Stream(stream.status, run, stream.content_type, _with_coding_headers(stream.headers, coding))
 
@@ -550,7 +529,7 @@ def _compressed_response(response: Response, coding: bytes, body: bytes) -> Resp
 
 
 class _CompressedSink:
-    """Codes what is written, and lets go of it at the next turn of the loop: by then more may have come along."""
+    """Compresses what is written and flushes in the next loop turn, so that writes of one turn share a flush."""
 
     def __init__(self, sink: Sink, compressor: StreamCompressor, loop: asyncio.AbstractEventLoop) -> None:
         self._sink, self._compressor, self._loop = sink, compressor, loop

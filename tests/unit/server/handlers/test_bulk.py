@@ -774,7 +774,7 @@ _CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n"
 @pytest.mark.parametrize(
     ("first", "rest", "status", "words"),
     [
-        ((_GZIP % (len(_PACKED) - 100)) + _PACKED[:-200], _PACKED[-200:-100], 400, "the gzip stream breaks off"),
+        ((_GZIP % (len(_PACKED) - 100)) + _PACKED[:-200], _PACKED[-200:-100], 400, "the gzip stream is incomplete"),
         ((_GZIP % len(_PACKED)) + _PACKED[:-8], bytes(8), 400, "the body is not gzip"),
         (_CHUNKED % (len(_LINES), _LINES), b"zz\r\n", 400, "this is not HTTP/1.1"),
         (b"Content-Length: %d\r\n\r\n%b" % (len(_LINES) + 1000, _LINES), b"", 408, "no more of the body arrived"),
