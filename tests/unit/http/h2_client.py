@@ -1,6 +1,6 @@
 """An HTTP/2 client for tests: the `h2` library over a plain socket, one event at a time.
 
-It acknowledges what it receives only when told to, so that a test can be a slow reader.
+It acknowledges received data only when a test calls for it, so that a test can be a slow reader.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class App:
         self.requests: list[Request] = []
         self.expressed: list[tuple[str, int]] = []
         self.tickets: list[tuple[bytes, FastResponder]] = []
-        self.crowds: list[RequestBatch] = []
+        self.batches: list[RequestBatch] = []
         self.open = 0  # requests between `begin` and the end of their handling: what `abandoned` gives back
 
     def begin(self, request: Request) -> Response | BodyPolicy:
@@ -104,10 +104,10 @@ class App:
         return Response(status, said, b"text/plain")
 
     def fast_handler(self, request: Request, answer_bytes_max: int) -> FastHandler | None:
-        """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so. `/crowd`
+        """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so. `/batch`
         takes those of a turn together."""
         self.expressed.append((request.path, answer_bytes_max))
-        if request.path.startswith("/crowd"):
+        if request.path.startswith("/batch"):
             return self._together[request.path]
         if not request.path.startswith("/express"):
             return None
@@ -135,27 +135,27 @@ class App:
 
         return {
             path: BatchHandler(partial(self._take, path.endswith("/later")), soon, lambda: 7)
-            for path in ("/crowd", "/crowd/later")
+            for path in ("/batch", "/batch/later")
         }
 
-    def _take(self, later: bool, crowd: RequestBatch) -> None:
-        if b"bug" in crowd.bodies:
+    def _take(self, later: bool, batch: RequestBatch) -> None:
+        if b"bug" in batch.bodies:
             raise ValueError("planted")
-        assert crowd.received_us == [7] * len(crowd)
-        crowd = crowd.reparse_and_drop([at for at, body in enumerate(crowd.bodies) if body.startswith(b"-")])
-        if len(crowd):
-            self.crowds.append(crowd)
-            self.seen.record("crowd")
+        assert batch.received_us == [7] * len(batch)
+        batch = batch.reparse_and_drop([at for at, body in enumerate(batch.bodies) if body.startswith(b"-")])
+        if len(batch):
+            self.batches.append(batch)
+            self.seen.record("batch")
             if not later:
-                self.answer_crowd(crowd)
+                self.answer_batch(batch)
 
-    def answer_crowd(self, crowd: RequestBatch) -> None:
-        if b"!no" in crowd.bodies:
-            crowd.respond([Response(409, b"no: " + body, b"text/plain") for body in crowd.bodies])
+    def answer_batch(self, batch: RequestBatch) -> None:
+        if b"!no" in batch.bodies:
+            batch.respond([Response(409, b"no: " + body, b"text/plain") for body in batch.bodies])
         else:
-            crowd.respond_json([b'"%b"' % body for body in crowd.bodies], RequestIds(b"id-", 10))
+            batch.respond_json([b'"%b"' % body for body in batch.bodies], RequestIds(b"id-", 10))
 
-    def on_crowd(self, request: Request, exchange: Exchange) -> None:
+    def on_batch(self, request: Request, exchange: Exchange) -> None:
         self.on_express(request, exchange)
 
     def on_express(self, request: Request, exchange: Exchange) -> None:
@@ -343,9 +343,9 @@ class App:
         """A handler that does not listen until the test says so."""
 
         async def run(ws: Socket) -> None:
-            self.gate = asyncio.Event()
+            self.resume = asyncio.Event()
             self.seen.record("ws open")
-            await self.gate.wait()
+            await self.resume.wait()
             count = 0
             while await ws.receive() is not None:
                 count += 1
@@ -471,7 +471,7 @@ class Reply:
 
 
 class RawConnection:
-    """A raw connection, and just enough HTTP/1.1 to tell answers apart."""
+    """A raw connection, and just enough HTTP/1.1 to separate responses."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

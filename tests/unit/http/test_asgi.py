@@ -1,4 +1,4 @@
-"""The application inside somebody else's server. The server is a script: what it says, and what it was told."""
+"""The application inside another ASGI server, which is a script: the events that it sends and receives."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Server:
         self.app = app
         self.asgi = AsgiAdapter(app, limits)
         self.said: asyncio.Queue[Message] = asyncio.Queue()
-        self.told: list[Message] = []
+        self.sent: list[Message] = []
         self.news: asyncio.Queue[Message] = asyncio.Queue()
         self.pace: asyncio.Semaphore | None = None  # how many messages it still takes
 
     async def send(self, message: Message) -> None:
         if self.pace is not None:
             await self.pace.acquire()
-        self.told.append(message)
+        self.sent.append(message)
         self.news.put_nowait(message)
 
     def call(self, scope: Message) -> asyncio.Task[None]:
@@ -50,7 +50,7 @@ class Server:
         await asyncio.wait_for(until(), TIMEOUT_S)
 
     def body(self) -> bytes:
-        return b"".join(message["body"] for message in self.told[1:])
+        return b"".join(message["body"] for message in self.sent[1:])
 
 
 def http(path: str, method: str = "GET", *headers: tuple[bytes, bytes], **more: Any) -> Message:
@@ -81,7 +81,7 @@ def test_a_request_and_its_answer() -> None:
     async def script(server: Server) -> None:
         server.said.put_nowait(request())
         await server.call(http("/hello?a=b", "GET", (b"X-One", b"two")))
-        assert server.told == [
+        assert server.sent == [
             {
                 "type": "http.response.start",
                 "status": 200,
@@ -104,7 +104,7 @@ def test_a_request_and_its_answer() -> None:
         ({"path": "/logs/hello", "raw_path": b"/logs/hello", "root_path": "/log"}, "/logs/hello"),
     ],
 )
-def test_the_path_is_as_it_came_without_the_mount(scope: Message, path: str) -> None:
+def test_path_is_raw_and_without_the_mount_point(scope: Message, path: str) -> None:
     async def script(server: Server) -> None:
         server.said.put_nowait(request())
         await server.call({**http("/"), **scope})
@@ -116,11 +116,11 @@ def test_head_and_no_content() -> None:
     async def script(server: Server) -> None:
         server.said.put_nowait(request())
         await server.call(http("/hello", "HEAD"))
-        assert (dict(server.told[0]["headers"])[b"content-length"], server.body()) == (b"12", b"")
-        server.told.clear()
+        assert (dict(server.sent[0]["headers"])[b"content-length"], server.body()) == (b"12", b"")
+        server.sent.clear()
         server.said.put_nowait(request())
         await server.call(http("/empty"))
-        assert (server.told[0]["status"], server.told[0]["headers"]) == (204, [])
+        assert (server.sent[0]["status"], server.sent[0]["headers"]) == (204, [])
 
     play(script)
 
@@ -130,17 +130,17 @@ def test_bodies_and_their_limit() -> None:
         for parts in ([b"abc", b"def"], [b"x" * 1000, b""], [b"x" * 1000, b"x", b"x" * 10], [b"x" * 2000]):
             for part in parts:
                 server.said.put_nowait(request(part, more=part is not parts[-1]))
-            server.told.clear()
+            server.sent.clear()
             await server.call(http("/echo", "POST"))
             whole = b"".join(parts)
             expected = (413, b"too large") if len(whole) > 1000 else (200, whole)
-            assert (server.told[0]["status"], server.body()) == expected
-        server.told.clear()
+            assert (server.sent[0]["status"], server.body()) == expected
+        server.sent.clear()
         await server.call(http("/echo", "POST", (b"content-length", b"1001")))
-        assert server.told[0]["status"] == 413, "by what it says, before it is read"
-        server.told.clear()
+        assert server.sent[0]["status"] == 413, "by what it says, before it is read"
+        server.sent.clear()
         await server.call(http("/refuse", "POST"))
-        assert server.told[0]["status"] == 401
+        assert server.sent[0]["status"] == 401
 
     assert play(script).open == 0
 
@@ -151,7 +151,7 @@ def test_codings() -> None:
         headers = ((b"content-encoding", b"gzip"), (b"accept-encoding", b"gzip, identity;q=0"))
         await server.call(http("/echo", "POST", *headers))
         assert gzip.decompress(server.body()) == b"x" * 900
-        assert (b"content-encoding", b"gzip") in server.told[0]["headers"]
+        assert (b"content-encoding", b"gzip") in server.sent[0]["headers"]
 
     play(script)
 
@@ -160,8 +160,8 @@ def test_a_stream_and_its_end() -> None:
     async def script(server: Server) -> None:
         server.said.put_nowait(request())
         await server.call(http("/stream?n=3"))
-        assert [message["body"] for message in server.told[1:]] == [b"piece 0\n", b"piece 1\n", b"piece 2\n", b""]
-        assert not server.told[-1].get("more_body")
+        assert [message["body"] for message in server.sent[1:]] == [b"piece 0\n", b"piece 1\n", b"piece 2\n", b""]
+        assert not server.sent[-1].get("more_body")
 
     play(script)
 
@@ -171,12 +171,12 @@ def test_a_stream_that_raises_is_cut_off() -> None:
         server.said.put_nowait(request())
         with pytest.raises(RuntimeError, match="cut off"):
             await server.call(http("/torn"))
-        assert server.told[-1].get("more_body"), "there is no end"
+        assert server.sent[-1].get("more_body"), "there is no end"
 
     play(script)
 
 
-def test_a_peer_that_leaves() -> None:
+def test_disconnect() -> None:
     async def script(server: Server) -> None:
         server.said.put_nowait(request())
         call = server.call(http("/events"))
@@ -219,7 +219,7 @@ def test_a_slow_server_costs_a_bounded_amount() -> None:
     play(script, Limits(write_high_bytes=10_000, write_low_bytes=2000))
 
 
-def test_a_streamed_body_is_read_as_it_is_taken() -> None:
+def test_streamed_body_is_received_as_the_handler_reads() -> None:
     async def script(server: Server) -> None:
         server.app.limit = 1 << 20
         for _ in range(100):
@@ -242,7 +242,7 @@ def test_a_streamed_body_is_read_as_it_is_taken() -> None:
     play(script, Limits(ahead_bytes_max=10_000))
 
 
-def test_a_peer_that_leaves_is_noticed_while_its_handler_is_behind() -> None:
+def test_disconnect_is_noticed_while_the_handler_is_slow() -> None:
     """The server was asked for nothing until the handler had taken what was read ahead."""
 
     async def script(server: Server) -> None:
@@ -274,16 +274,16 @@ def test_lifespan() -> None:
         server.said.put_nowait({"type": "lifespan.startup"})
         server.said.put_nowait({"type": "lifespan.shutdown"})
         await server.call({"type": "lifespan"})
-        assert [message["type"] for message in server.told] == [
+        assert [message["type"] for message in server.sent] == [
             "lifespan.startup.complete",
             "lifespan.shutdown.complete",
         ]
         assert done == ["up", "down"]
-        server.told.clear()
+        server.sent.clear()
         server.asgi = AsgiAdapter(server.app, startup=lambda: hook("bad"))
         server.said.put_nowait({"type": "lifespan.startup"})
         await server.call({"type": "lifespan"})
-        assert server.told == [{"type": "lifespan.startup.failed", "message": "no disk"}]
+        assert server.sent == [{"type": "lifespan.startup.failed", "message": "no disk"}]
 
     play(script)
 
@@ -336,7 +336,7 @@ def test_the_handler_closes(said: str, code: int) -> None:
     websocket(script)
 
 
-def test_a_peer_that_vanishes_cancels_its_handler() -> None:
+def test_disconnect_cancels_the_handler() -> None:
     async def slow(server: Server) -> None:
         server.pace = asyncio.Semaphore(3)
         server.said.put_nowait({"type": "websocket.connect"})
@@ -357,8 +357,8 @@ def test_an_upgrade_that_is_declined(extension: bool) -> None:
         server.said.put_nowait({"type": "websocket.connect"})
         await server.call(socket("/refuse", extensions={"websocket.http.response": {}} if extension else {}))
         if extension:
-            assert (server.told[0]["status"], server.told[1]["body"]) == (401, b"no")
+            assert (server.sent[0]["status"], server.sent[1]["body"]) == (401, b"no")
         else:
-            assert server.told[0]["type"] == "websocket.close"
+            assert server.sent[0]["type"] == "websocket.close"
 
     play(script)

@@ -1,6 +1,6 @@
-"""Bodies of requests are bounded over all connections: nobody fills the memory with what is never finished.
+"""Bodies of requests are bounded over all connections: no client fills the memory with bodies that never end.
 
-Method: a stage whose bound is small. What is kept is read from the house's own count, and bodies are sent until it
+Method: a stage whose bound is small. What is kept is read from the budget's own count, and bodies are sent until it
 refuses; nothing depends on time.
 """
 
@@ -60,7 +60,7 @@ def test_many_streams_of_one_connection_share_it(make_listener: Callable[..., Li
         assert len(refused()) < len(numbers)
 
 
-def test_a_peer_that_leaves_keeps_nothing(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_disconnect_releases_the_body(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(body_bytes_max=BOUND) as listener:
         listener.app.limit = 8 * BOUND
         with listener.connect() as connection:
@@ -98,7 +98,7 @@ def test_decoded_bodies_count_and_all_are_answered(make_listener: Callable[..., 
         assert kept(listener) == 0
 
 
-def test_what_has_come_whole_is_not_refused() -> None:
+def test_complete_body_is_not_refused() -> None:
     refused: list[str] = []
     later: list[Callable[[], None]] = []
     bodies = RequestBodyBudget(100, later.append)

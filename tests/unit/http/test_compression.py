@@ -54,7 +54,7 @@ def test_a_small_answer_is_not(connection: RawConnection) -> None:
         assert not {"content-encoding", "vary"} & set(reply.headers)
 
 
-def test_nor_is_one_whose_peer_asks_for_it_as_it_is(connection: RawConnection) -> None:
+def test_response_is_not_compressed_if_identity_is_preferred(connection: RawConnection) -> None:
     for asked in ("", "identity", "br", "gzip;q=0"):
         reply = connection.get("/big?n=5000", f"Accept-Encoding: {asked}")
         assert "content-encoding" not in reply.headers
@@ -62,7 +62,7 @@ def test_nor_is_one_whose_peer_asks_for_it_as_it_is(connection: RawConnection) -
     assert "content-encoding" not in connection.get("/big?n=5000").headers
 
 
-def test_a_peer_that_takes_nothing_as_it_is_gets_small_answers_coded_too(connection: RawConnection) -> None:
+def test_small_response_is_compressed_if_identity_is_refused(connection: RawConnection) -> None:
     reply = connection.get("/hello", "Accept-Encoding: gzip, identity;q=0")
     assert gzip.decompress(reply.body) == b'{"hello":""}'
     assert "content-encoding" not in connection.get("/empty", "Accept-Encoding: gzip, identity;q=0").headers
@@ -78,7 +78,7 @@ def test_a_stream_is_coded(listener: ListenerHarness, connection: RawConnection,
         assert plain(coding, h2.get("/stream?n=100", ("accept-encoding", coding)).body) == expected
 
 
-def test_a_coded_stream_is_on_its_way_at_once(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_compressed_stream_is_flushed_at_once(listener: ListenerHarness, connection: RawConnection) -> None:
     """Method: the handler answers each piece of the body before the next is sent, so nothing may be held back."""
     connection.send(
         b"POST /slurp-duplex HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\nAccept-Encoding: gzip\r\n\r\n"
@@ -106,7 +106,7 @@ def test_events_are_not_coded(listener: ListenerHarness, connection: RawConnecti
     assert listener.app.seen.wait() == "streaming"
 
 
-def test_a_peer_that_leaves_while_its_answer_is_coded(listener: ListenerHarness) -> None:
+def test_disconnect_while_the_response_is_compressed(listener: ListenerHarness) -> None:
     for _ in range(20):
         with listener.connect() as connection:
             connection.send(b"GET /big?n=5000000 HTTP/1.1\r\nHost: t\r\nAccept-Encoding: gzip\r\n\r\n")
@@ -142,7 +142,7 @@ def test_a_coded_body_is_decoded(listener: ListenerHarness, connection: RawConne
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_the_limit_is_of_what_comes_out(listener: ListenerHarness, connection: RawConnection, coding: str) -> None:
+def test_limit_holds_for_the_decoded_body(listener: ListenerHarness, connection: RawConnection, coding: str) -> None:
     """A bomb is 413, and the connection goes on."""
     assert connection.post("/echo", packed(coding, b"x" * 1000), f"Content-Encoding: {coding}").status == 200
     for size in (1001, 10_000_000):
@@ -162,7 +162,7 @@ def test_a_bomb_in_a_streamed_body(listener: ListenerHarness, connection: RawCon
     assert connection.get("/hello").status == 200
 
 
-def test_a_streamed_body_is_decoded_as_it_comes(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_streamed_body_is_decoded_as_it_arrives(listener: ListenerHarness, connection: RawConnection) -> None:
     packer = zlib.compressobj(wbits=31)
     connection.send(b"POST /slurp HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n")
     for size in (10, 20):
@@ -190,7 +190,7 @@ def test_zstd_cannot_be_streamed(listener: ListenerHarness, connection: RawConne
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_body_that_is_not_what_it_says_is_400(
+def test_body_that_is_not_in_its_coding_is_400(
     listener: ListenerHarness, connection: RawConnection, coding: str
 ) -> None:
     reply = connection.post("/echo", b"not coded at all", f"Content-Encoding: {coding}")
@@ -199,14 +199,14 @@ def test_a_body_that_is_not_what_it_says_is_400(
     assert connection.get("/hello").status == 200
 
 
-def test_a_streamed_body_that_is_not_what_it_says_is_400(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_streamed_body_that_is_not_in_its_coding_is_400(listener: ListenerHarness, connection: RawConnection) -> None:
     reply = connection.post("/slurp", b"not coded at all", "Content-Encoding: gzip")
     assert (reply.status, reply.body[:37]) == (400, b"0 bytes, then the body is not gzip: E")
     assert listener.app.seen.wait() == "broken 400"
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_a_handler_that_raises_costs_one_peer_a_500(
+def test_handler_that_raises_answers_one_client_with_500(
     listener: ListenerHarness, connection: RawConnection, size: int
 ) -> None:
     """Also where its body was decoded on another thread."""
@@ -219,7 +219,7 @@ def test_a_handler_that_raises_costs_one_peer_a_500(
     assert connection.get("/hello").status == 200
 
 
-def test_a_peer_that_leaves_before_its_body_was_decoded(listener: ListenerHarness) -> None:
+def test_disconnect_before_the_body_is_decoded(listener: ListenerHarness) -> None:
     listener.app.limit = 100_000_000
     body = packed("gzip", Random(1).randbytes(3_000_000))
     with listener.connect() as connection:

@@ -59,7 +59,7 @@ def test_the_choice(accept: bytes, coding: bytes | None, must: bool) -> None:
         (b"gzip, zstd", None),
     ],
 )
-def test_what_a_body_says_it_is(header: bytes, coding: bytes | None) -> None:
+def test_content_encoding_header(header: bytes, coding: bytes | None) -> None:
     assert compression.parse_content_encoding(header) == coding
 
 
@@ -67,7 +67,7 @@ SAMPLES = (b"", b"x", b"abc" * 10_000, Random(7).randbytes(100_000))
 
 
 @pytest.mark.parametrize("coding", compression.CODINGS)
-def test_what_goes_in_comes_out(coding: bytes) -> None:
+def test_compressed_body_decodes_to_the_original(coding: bytes) -> None:
     """The other side is not ours: gzip of the standard library, zstd of another call."""
     for data in SAMPLES:
         packed = compression.compress_body(coding, data)
@@ -84,7 +84,7 @@ def packed(coding: bytes, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("coding", compression.CODINGS)
-def test_the_limit_is_of_what_comes_out(coding: bytes) -> None:
+def test_limit_holds_for_the_decoded_body(coding: bytes) -> None:
     data = packed(coding, b"x" * 1_000_000)
     assert len(data) < 5000
     assert len(compression.decompress_body(coding, data, 1_000_000)) == 1_000_000
@@ -102,7 +102,7 @@ def test_several_members_are_one_body(coding: bytes) -> None:
 
 
 @pytest.mark.parametrize("coding", compression.CODINGS)
-def test_what_is_not_coded_is_told_so(coding: bytes) -> None:
+def test_body_that_is_not_in_its_coding_is_refused(coding: bytes) -> None:
     whole = packed(coding, b"x" * 1000)
     for data in (b"plain text", whole[:-4], whole + b"more", whole[:5] + b"\xff" * 20):
         with pytest.raises(BadCoding):

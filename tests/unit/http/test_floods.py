@@ -179,9 +179,10 @@ def test_websocket_messages_in_one_piece_wait_as_bytes(make_listener: Callable[.
         shake(connection, "/ws-deaf")
         assert listener.app.seen.wait() == "ws open"
         connection.send(frame(1, b"m") * 5_000 + frame(8, b"\x03\xe8"))
-        inboxes = listener.call(lambda: [len(guest._inbox) for guest in listener.listener._server_state.connections])  # type: ignore[attr-defined]
+        connections = listener.listener._server_state.connections
+        inboxes = listener.call(lambda: [len(each._inbox) for each in connections])  # type: ignore[attr-defined]
         assert max(inboxes) <= 8
-        listener.call(listener.app.gate.set)
+        listener.call(listener.app.resume.set)
         assert listener.app.seen.wait() == "ws got 5000"
 
 
@@ -239,8 +240,8 @@ def flooded(listener: ListenerHarness, connection: H2Client, data: bytes) -> Non
 
 
 def refusals(listener: ListenerHarness) -> dict[str, int]:
-    house = listener.listener._server_state
-    return {name: count for name, count in house.limit_counters.counts.items() if count}
+    state = listener.listener._server_state
+    return {name: count for name, count in state.limit_counters.counts.items() if count}
 
 
 def h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -310,7 +311,7 @@ def test_every_reset_is_counted_whether_the_request_was_answered_or_not(
         assert refusals(listener) == {"resets": 1}
 
 
-def test_resets_that_a_peer_provokes_are_counted(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_resets_that_a_client_provokes_are_counted(make_listener: Callable[..., ListenerHarness]) -> None:
     """A window update that overflows makes the server reset the stream: as cheap for a peer as a reset of its own."""
     with make_listener(resets_max=20, linger_s=0.1) as listener, H2Client(listener) as connection:
         data = b""
@@ -324,7 +325,7 @@ def test_resets_that_a_peer_provokes_are_counted(make_listener: Callable[..., Li
         assert refusals(listener) == {"resets": 1}
 
 
-def test_a_peer_that_reads_fast_may_update_its_windows_for_every_frame(
+def test_client_that_reads_fast_may_update_its_windows_for_every_frame(
     make_listener: Callable[..., ListenerHarness],
 ) -> None:
     """The client acknowledges each frame of an answer at once, with two updates."""

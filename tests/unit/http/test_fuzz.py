@@ -1,4 +1,4 @@
-"""Bytes that nobody should send (G58 in spirit): no exception in the loop, no hang, and the listener serves on.
+"""Bytes that no client should send (G58 in spirit): no exception in the loop, no hang, and the listener serves on.
 
 Method: chance is seeded and its seed is the test's parameter. Each round sends garbage of some kind over its own
 connection, in pieces of any size, and then ends its side; the server must end the connection too. Whatever reaches

@@ -43,8 +43,8 @@ def test_a_connection_is_kept(listener: ListenerHarness, connection: RawConnecti
     assert listener.listener.connections == 1
 
 
-def test_a_request_is_told_as_it_came(listener: ListenerHarness, connection: RawConnection) -> None:
-    """Contract 1.1: names are decoded by whoever knows what they are. Appendix E: a query may be anything."""
+def test_request_is_passed_on_unchanged(listener: ListenerHarness, connection: RawConnection) -> None:
+    """Contract 1.1: the application decodes names. Appendix E: a query may be anything."""
     connection.get("/a%3Eb/%2F?x=%%%not-base64%%%&y", "X-One:  two words \t", "x-one: again", "Empty:")
     (request,) = listener.app.requests
     assert (request.method, request.path, request.query) == ("GET", "/a%3Eb/%2F", "x=%%%not-base64%%%&y")
@@ -55,7 +55,7 @@ def test_a_request_is_told_as_it_came(listener: ListenerHarness, connection: Raw
     assert (request.content_length, request.body, request.upgrade) == (0, b"", False)
 
 
-def test_bytes_may_come_one_at_a_time(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_requests_may_arrive_byte_by_byte(listener: ListenerHarness, connection: RawConnection) -> None:
     listener.send_bytewise(connection, b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\nabc")
     assert connection.reply().body == b"abc"
     chunks = b"2\r\nab\r\n1;x=y\r\nc\r\n0\r\nHost: trailer\r\n\r\n"
@@ -78,7 +78,7 @@ def test_no_content_has_neither_length_nor_type(connection: RawConnection) -> No
     assert connection.get("/hello").status == 200
 
 
-def test_a_target_may_be_a_whole_address(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_target_may_be_a_whole_url(listener: ListenerHarness, connection: RawConnection) -> None:
     assert connection.get("http://other:80/hello?a=b").body == b'{"hello":"a=b"}'
     assert connection.get("http://other").status == 404
     assert listener.app.requests[-1].path == "/"
@@ -115,7 +115,7 @@ def test_a_thousand_requests_in_one_piece(connection: RawConnection) -> None:
         assert connection.reply().body == b'{"hello":"%d"}' % index
 
 
-def test_a_thousand_requests_behind_one_that_waits(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_thousand_requests_after_one_that_waits(make_listener: Callable[..., ListenerHarness]) -> None:
     """They wait within bounds: what is not read yet is still in the sockets, and all are answered in the end."""
     with make_listener(pipelined_max=4) as listener, listener.connect() as connection:
         connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
@@ -133,20 +133,22 @@ def test_no_more_than_a_number_of_requests_waits(make_listener: Callable[..., Li
     with make_listener(pipelined_max=4) as listener, listener.connect() as connection, listener.connect() as other:
         connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
         assert listener.app.seen.wait() == "parked /later"
-        (guest,) = (
-            guest for guest in listener.listener._server_state.connections if isinstance(guest, Http1Connection)
+        (accepted,) = (
+            accepted
+            for accepted in listener.listener._server_state.connections
+            if isinstance(accepted, Http1Connection)
         )
         connection.send(GET * 4)
-        listener.until(lambda: len(guest._pipelined) == 4)
+        listener.until(lambda: len(accepted._pipelined) == 4)
         connection.send(GET * 10)
         for _ in range(5):
             assert other.get("/hello").status == 200
-        assert listener.call(lambda: len(guest._pipelined)) == 4
+        assert listener.call(lambda: len(accepted._pipelined)) == 4
         listener.call(listener.app.answer_parked)
         assert [connection.reply().status for _ in range(15)] == [200] * 15
 
 
-def test_a_peer_that_sends_and_never_reads_is_not_read(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_client_that_never_reads_is_not_read(make_listener: Callable[..., ListenerHarness]) -> None:
     """Method: requests for large answers are sent until the sockets take no more; the server must stop to take them
     instead of making answers without end. Then all are read and none is missing."""
     with (
@@ -170,18 +172,16 @@ def test_a_peer_that_sends_and_never_reads_is_not_read(make_listener: Callable[.
 # The end of a connection ----------------------------------------------------------------------------
 
 
-def test_a_peer_may_say_that_it_was_the_last_request(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_client_may_ask_for_close(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.send(b"GET /hello HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n" + GET)
     reply = connection.reply()
     assert (reply.status, reply.headers["connection"]) == (200, "close")
-    assert connection.ended(), "the request behind it is not answered"
+    assert connection.ended(), "the request after it is not answered"
     assert len(listener.app.requests) == 1
     listener.connections(0)
 
 
-def test_the_application_may_say_that_it_was_the_last_answer(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
+def test_application_may_close_after_a_response(listener: ListenerHarness, connection: RawConnection) -> None:
     reply = connection.get("/closing")
     assert (reply.body, reply.headers["connection"]) == (b"bye", "close")
     assert connection.read_rest() == b""
@@ -251,7 +251,7 @@ BAD = {
 
 @pytest.mark.parametrize("bytewise", [False, True])
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_request_is_refused_and_ends_the_connection(
+def test_invalid_input_is_refused_and_closes_the_connection(
     listener: ListenerHarness, connection: RawConnection, name: str, bytewise: bool
 ) -> None:
     """What follows is never taken for a request: that is how requests are smuggled past a proxy."""
@@ -268,7 +268,7 @@ def test_what_is_no_request_is_refused_and_ends_the_connection(
     assert listener.app.open == 0, "what began was given back"
 
 
-def test_what_is_no_request_waits_for_the_answers_before_it(
+def test_error_of_invalid_input_waits_for_the_responses_before_it(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
@@ -319,7 +319,7 @@ def test_many_requests_in_one_piece_are_not_one_long_head(make_listener: Callabl
 
 
 @pytest.mark.parametrize("target", ["/bug-begin", "/bug-handle"])
-def test_a_handler_that_raises_costs_one_peer_a_500(
+def test_handler_that_raises_answers_one_client_with_500(
     listener: ListenerHarness, connection: RawConnection, target: str
 ) -> None:
     assert connection.get(target).status == 500
@@ -327,7 +327,7 @@ def test_a_handler_that_raises_costs_one_peer_a_500(
     assert connection.get("/hello").status == 200
 
 
-def test_an_answer_cannot_be_split_by_what_it_quotes(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_line_break_in_a_header_cannot_split_a_response(listener: ListenerHarness, connection: RawConnection) -> None:
     reply = connection.get("/split")
     assert reply.status == 500
     assert "set-cookie" not in reply.headers

@@ -42,7 +42,7 @@ def test_a_body_arrives_whole(listener: ListenerHarness, connection: RawConnecti
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_body_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(
+def test_body_of_exactly_the_limit_is_accepted_and_one_byte_more_is_not(
     listener: ListenerHarness, connection: RawConnection, coding: str
 ) -> None:
     """Contract 1.12: exactly at the limit is accepted. One byte more is 413, and the same connection goes on."""
@@ -63,7 +63,7 @@ def test_a_body_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(
 def test_a_body_over_the_limit_in_pieces_and_pipelined(
     listener: ListenerHarness, connection: RawConnection, coding: str
 ) -> None:
-    """The answer comes before the rest of the body, and what is behind the body is the next request."""
+    """The answer comes before the rest of the body, and the bytes after the body are the next request."""
     data = post(b"/echo", b"x" * 5000, coding)
     connection.send(data[:2000])
     assert connection.reply().status == 413
@@ -84,7 +84,7 @@ def test_a_refusal_by_the_head_comes_before_the_body(
     assert listener.app.open == 0
 
 
-def test_what_is_thrown_away_is_bounded_by_what_the_peer_declares(
+def test_discarded_bytes_are_bounded_by_the_declared_length(
     make_listener: Callable[..., ListenerHarness],
 ) -> None:
     """Method: the answer says that the connection closes, comes at once, and is not lost although the peer goes on
@@ -98,7 +98,7 @@ def test_what_is_thrown_away_is_bounded_by_what_the_peer_declares(
         assert connection.read_rest() == b""
 
 
-def test_what_is_thrown_away_is_bounded_for_chunks_too(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_discarded_chunks_are_bounded(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(discard_bytes_max=100_000) as listener, listener.connect() as connection:
         connection.send(CHUNKED % b"/echo" + b"3e8\r\n" + b"x" * 1000 + b"\r\n1\r\nx\r\n")
         assert connection.reply().status == 413
@@ -109,9 +109,7 @@ def test_what_is_thrown_away_is_bounded_for_chunks_too(make_listener: Callable[.
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_body_that_breaks_off_gives_back_what_it_took(
-    listener: ListenerHarness, connection: RawConnection, coding: str
-) -> None:
+def test_incomplete_body_is_released(listener: ListenerHarness, connection: RawConnection, coding: str) -> None:
     connection.send(post(b"/echo", b"x" * 500, coding)[:200])
     connection.sock.close()
     assert listener.app.seen.wait() == "abandoned /echo"
@@ -140,7 +138,7 @@ EXPECT = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\nExpect: 100-cont
 
 
 @pytest.mark.parametrize("target", [b"/echo", b"/slurp"])
-def test_a_peer_that_waits_is_told_to_go_on(connection: RawConnection, target: bytes) -> None:
+def test_client_that_expects_continue_gets_100(connection: RawConnection, target: bytes) -> None:
     connection.send(EXPECT % (target, 3))
     assert connection.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
     connection.send(b"abc")
@@ -148,25 +146,23 @@ def test_a_peer_that_waits_is_told_to_go_on(connection: RawConnection, target: b
 
 
 @pytest.mark.parametrize(("target", "size", "status"), [(b"/refuse", 3, 401), (b"/echo", 1001, 413)])
-def test_a_peer_that_waits_in_vain_is_not_told_to_go_on(
+def test_client_whose_request_is_refused_gets_no_100(
     connection: RawConnection, target: bytes, size: int, status: int
 ) -> None:
-    """It may send the body or not, and nobody can tell which: the connection closes."""
+    """The client may send the body or not, and the server cannot know which: the connection closes."""
     connection.send(EXPECT % (target, size))
     reply = connection.reply()
     assert (reply.status, reply.headers["connection"]) == (status, "close")
     assert connection.read_rest() == b""
 
 
-def test_a_peer_that_does_not_wait_after_all_may_be_told_too_late(connection: RawConnection) -> None:
+def test_100_after_the_client_began_the_body_is_left_out(connection: RawConnection) -> None:
     connection.send(EXPECT % (b"/echo", 3) + b"abc")
     assert connection.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
     assert connection.reply().body == b"abc"
 
 
-def test_nobody_is_told_to_go_on_before_the_answers_that_are_due(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
+def test_100_waits_for_the_responses_before_it(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n" + EXPECT % (b"/echo", 3))
     assert listener.app.seen.wait() == "parked /later"
     listener.call(listener.app.answer_parked)
@@ -180,7 +176,7 @@ def test_nobody_is_told_to_go_on_before_the_answers_that_are_due(
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_streamed_body_is_handed_over_as_it_comes(
+def test_streamed_body_is_passed_on_as_it_arrives(
     listener: ListenerHarness, connection: RawConnection, coding: str
 ) -> None:
     data = post(b"/slurp", b"x" * 300, coding)
@@ -252,7 +248,7 @@ def test_a_handler_may_answer_before_the_body_has_ended(listener: ListenerHarnes
     assert connection.get("/hello").status == 200
 
 
-def test_a_streamed_body_that_breaks_off_tells_its_handler(
+def test_handler_of_an_incomplete_streamed_body_gets_the_error(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
     connection.send(post(b"/slurp", b"x" * 500, "length")[:200])
@@ -262,7 +258,7 @@ def test_a_streamed_body_that_breaks_off_tells_its_handler(
     listener.connections(0)
 
 
-def test_a_streamed_body_that_is_no_http_tells_its_handler(
+def test_handler_of_an_invalid_streamed_body_gets_the_error(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
     connection.send(CHUNKED % b"/slurp" + b"1\r\nx\r\n")
@@ -275,10 +271,8 @@ def test_a_streamed_body_that_is_no_http_tells_its_handler(
     assert connection.read_rest() == b""
 
 
-def test_a_streamed_body_that_breaks_in_two_ways_has_one_answer(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
-    """Its handler is told of the first; the connection ends for the second."""
+def test_streamed_body_with_two_errors_has_one_response(listener: ListenerHarness, connection: RawConnection) -> None:
+    """The handler gets the first error; the second closes the connection."""
     connection.send(CHUNKED % b"/slurp-slowly" + b"3e9\r\n" + b"x" * 1001 + b"\r\nnonsense\r\n")
     assert listener.app.seen.wait() == "slurping"
     request, exchange = listener.app.parked[0]

@@ -19,7 +19,7 @@ def test_a_stream_is_chunked_and_the_connection_goes_on(connection: RawConnectio
         assert reply.body == b"".join(b"piece %d\n" % index for index in range(5))
 
 
-def test_what_is_written_is_on_its_way_at_once(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_writes_are_sent_at_once(listener: ListenerHarness, connection: RawConnection) -> None:
     """Method: the stream writes one event and then waits for ever; the event must not wait with it."""
     connection.send(b"GET /events HTTP/1.1\r\nHost: t\r\n\r\n")
     assert connection.head().headers["content-type"] == "text/event-stream"
@@ -28,7 +28,7 @@ def test_what_is_written_is_on_its_way_at_once(listener: ListenerHarness, connec
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_peer_that_leaves_cancels_its_stream(listener: ListenerHarness, connection: RawConnection, how: str) -> None:
+def test_disconnect_cancels_the_stream(listener: ListenerHarness, connection: RawConnection, how: str) -> None:
     """Appendix E: promptly, because its slot is waited for."""
     connection.send(b"GET /events HTTP/1.1\r\nHost: t\r\n\r\n")
     assert listener.app.seen.wait() == "streaming"
@@ -38,7 +38,7 @@ def test_a_peer_that_leaves_cancels_its_stream(listener: ListenerHarness, connec
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_peer_that_leaves_is_told_to_who_waits_for_it(
+def test_disconnect_calls_the_disconnect_callbacks(
     listener: ListenerHarness, connection: RawConnection, how: str
 ) -> None:
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
@@ -49,15 +49,13 @@ def test_a_peer_that_leaves_is_told_to_who_waits_for_it(
     assert listener.app.seen.wait() == "gone /later"
     assert listener.call(lambda: exchange.is_disconnected)
     listener.call(listener.app.answer_parked)
-    told: list[bool] = []
-    listener.call(lambda: exchange.add_disconnect_callback(lambda: told.append(True)))
-    assert told == [True], "whoever asks late is told at once"
+    calls: list[bool] = []
+    listener.call(lambda: exchange.add_disconnect_callback(lambda: calls.append(True)))
+    assert calls == [True], "a callback that is added later is called at once"
     listener.connections(0)
 
 
-def test_nobody_is_told_of_a_peer_that_leaves_with_its_answer(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
+def test_disconnect_after_the_response_calls_no_callback(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
     assert listener.app.seen.wait() == "parked /later"
     listener.call(listener.app.answer_parked)
@@ -67,9 +65,7 @@ def test_nobody_is_told_of_a_peer_that_leaves_with_its_answer(
     assert listener.app.seen.queue.empty()
 
 
-def test_a_stream_is_started_even_when_its_peer_leaves_at_once(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
+def test_accepted_stream_is_started_despite_a_disconnect(listener: ListenerHarness, connection: RawConnection) -> None:
     """What a handler gives back in `finally` is given back. Method: the answer and the peer's leaving happen in the
     same turn of the loop, before the stream's first step."""
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
@@ -78,15 +74,15 @@ def test_a_stream_is_started_even_when_its_peer_leaves_at_once(
 
     def answer_and_lose() -> None:
         listener.app.on_events(request, exchange)
-        (guest,) = listener.listener._server_state.connections
-        guest.connection_lost(None)  # type: ignore[attr-defined]
+        (accepted,) = listener.listener._server_state.connections
+        accepted.connection_lost(None)  # type: ignore[attr-defined]
 
     listener.call(answer_and_lose)
     assert [listener.app.seen.wait(), listener.app.seen.wait()] == ["streaming", "stream ended"]
     connection.sock.close()
 
 
-def test_a_stream_for_a_peer_that_left_is_not_started(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_stream_for_a_disconnected_client_is_not_started(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n")
     assert listener.app.seen.wait() == "parked /later"
     request, exchange = listener.app.parked.pop()
@@ -104,7 +100,7 @@ def test_a_stream_that_raises_is_cut_off(listener: ListenerHarness, connection: 
         while connection.receive_more():
             pass
     assert connection.buffer in (b"4\r\nhalf\r\n", b""), (
-        "there is no last chunk: the peer can tell that it is not whole"
+        "there is no last chunk: the client notices that the response is incomplete"
     )
     assert listener.expected_errors() == ["planted"]
     listener.connections(0)
@@ -143,7 +139,7 @@ def test_a_fast_reader_does_not_keep_others_from_the_loop(listener: ListenerHarn
             assert other.reply().status == 200
 
 
-def test_requests_behind_a_stream_wait_for_its_end(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_requests_after_a_stream_wait_for_its_end(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.send(b"GET /stream?n=50 HTTP/1.1\r\nHost: t\r\n\r\nGET /hello HTTP/1.1\r\nHost: t\r\n\r\n")
     assert len(connection.reply().body) > 400
     assert connection.reply().body == b'{"hello":""}'

@@ -56,7 +56,7 @@ def test_requests_do_not_wait_for_one_another(listener: ListenerHarness, connect
     assert listener.listener.connections == 1
 
 
-def test_bytes_may_come_one_at_a_time(listener: ListenerHarness) -> None:
+def test_requests_may_arrive_byte_by_byte(listener: ListenerHarness) -> None:
     with H2Client(listener) as connection:
         number = connection.h2.get_next_available_stream_id()
         fields = [(":method", "POST"), (":path", "/echo"), (":scheme", "http"), (":authority", "t")]
@@ -77,16 +77,14 @@ def test_head_and_no_content_have_no_body(connection: H2Client) -> None:
     assert connection.get("/hello").status == 200
 
 
-def test_what_the_application_adds_is_sent_but_for_what_is_of_one_hop(
-    listener: ListenerHarness, connection: H2Client
-) -> None:
+def test_headers_of_the_application_are_sent_except_hop_by_hop(listener: ListenerHarness, connection: H2Client) -> None:
     assert connection.get("/stream").headers["cache-control"] == "no-store"
     got = connection.get("/split")
     assert got.status == 500
     assert len(listener.expected_errors()) == 1
 
 
-def test_the_application_may_say_that_it_was_the_last_answer(listener: ListenerHarness, connection: H2Client) -> None:
+def test_application_may_close_after_a_response(listener: ListenerHarness, connection: H2Client) -> None:
     assert connection.get("/closing").body == b"bye"
     connection.until_closed()
     assert connection.goaway == ErrorCodes.NO_ERROR
@@ -95,7 +93,7 @@ def test_the_application_may_say_that_it_was_the_last_answer(listener: ListenerH
 
 
 @pytest.mark.parametrize("target", ["/bug-begin", "/bug-handle"])
-def test_a_handler_that_raises_costs_one_request_a_500(
+def test_handler_that_raises_answers_one_request_with_500(
     listener: ListenerHarness, connection: H2Client, target: str
 ) -> None:
     waits = connection.request("/later")
@@ -148,7 +146,7 @@ def test_a_body_over_the_limit_does_not_end_the_connection(
     assert connection.reply(waits).body == b"at last"
 
 
-def test_what_is_thrown_away_is_bounded(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_discarded_bytes_are_bounded(make_listener: Callable[..., ListenerHarness]) -> None:
     """Past the bound the stream is reset with NO_ERROR, after the whole answer; the connection goes on."""
     with make_listener(discard_bytes_max=100_000) as listener, H2Client(listener) as connection:
         number = connection.request("/echo", method="POST", ends=False)
@@ -168,7 +166,7 @@ def test_a_refusal_by_the_head_comes_before_the_body(connection: H2Client) -> No
 
 
 @pytest.mark.parametrize("target", ["/echo", "/slurp"])
-def test_a_peer_that_waits_is_told_to_go_on(connection: H2Client, target: str) -> None:
+def test_client_that_expects_continue_gets_100(connection: H2Client, target: str) -> None:
     number = connection.request(target, ("expect", "100-continue"), method="POST", ends=False)
     while not connection.got[number].informed:
         connection.step()
@@ -177,7 +175,7 @@ def test_a_peer_that_waits_is_told_to_go_on(connection: H2Client, target: str) -
     assert connection.reply(number).body in (b"abc", b"3")
 
 
-def test_a_streamed_body_is_handed_over_as_it_comes(listener: ListenerHarness, connection: H2Client) -> None:
+def test_streamed_body_is_passed_on_as_it_arrives(listener: ListenerHarness, connection: H2Client) -> None:
     number = connection.request("/slurp", method="POST", ends=False)
     connection.send(number, b"x" * 10)
     assert listener.app.seen.wait() == "piece 10"
@@ -256,7 +254,7 @@ def test_an_answer_larger_than_every_window_arrives_whole(connection: H2Client) 
         assert connection.reply(number).body == b"x" * 3_000_000
 
 
-def test_a_stream_whose_peer_gives_no_window_costs_itself_only(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_stream_without_window_blocks_only_itself(make_listener: Callable[..., ListenerHarness]) -> None:
     """Method: the peer acknowledges nothing of a flood; others on the same connection are answered; what waits
     stays bounded; then the window opens and the flood goes on."""
     with make_listener(write_high_bytes=100_000, write_low_bytes=20_000) as listener, H2Client(listener) as connection:
@@ -288,7 +286,7 @@ def test_a_window_that_opens_through_settings_is_noticed(listener: ListenerHarne
         assert len(connection.reply(number).body) == 1000
 
 
-def test_a_peer_that_does_not_read_its_socket_costs_a_bounded_amount(
+def test_client_that_does_not_read_costs_bounded_memory(
     make_listener: Callable[..., ListenerHarness],
 ) -> None:
     with make_listener(write_high_bytes=100_000, write_low_bytes=20_000) as listener:
@@ -296,8 +294,8 @@ def test_a_peer_that_does_not_read_its_socket_costs_a_bounded_amount(
             connection.h2.increment_flow_control_window(1 << 30)
             connection.request("/flood?size=16000")
             assert listener.app.seen.wait() == "waiting"
-            (guest,) = listener.listener._server_state.connections
-            assert listener.call(lambda: guest.transport.get_write_buffer_size()) < 400_000  # type: ignore[attr-defined]
+            (accepted,) = listener.listener._server_state.connections
+            assert listener.call(lambda: accepted.transport.get_write_buffer_size()) < 400_000  # type: ignore[attr-defined]
             with H2Client(listener) as other:
                 assert other.get("/hello").status == 200
             assert listener.app.seen.peak <= 2 * 100_000 + (64 << 10) + 2 * 16_000, (
@@ -328,7 +326,7 @@ def test_a_reset_cancels_a_stream(listener: ListenerHarness, connection: H2Clien
     assert connection.get("/hello").status == 200
 
 
-def test_a_reset_is_told_to_who_waits_for_it(listener: ListenerHarness, connection: H2Client) -> None:
+def test_reset_calls_the_disconnect_callbacks(listener: ListenerHarness, connection: H2Client) -> None:
     number = connection.request("/later")
     assert listener.app.seen.wait() == "parked /later"
     connection.h2.reset_stream(number, ErrorCodes.CANCEL)
@@ -338,9 +336,7 @@ def test_a_reset_is_told_to_who_waits_for_it(listener: ListenerHarness, connecti
     assert connection.get("/hello").status == 200
 
 
-def test_a_reset_in_the_middle_of_a_body_gives_back_what_it_took(
-    listener: ListenerHarness, connection: H2Client
-) -> None:
+def test_reset_in_the_middle_of_a_body_releases_it(listener: ListenerHarness, connection: H2Client) -> None:
     number = connection.request("/echo", method="POST", ends=False)
     connection.send(number, b"abc")
     connection.h2.reset_stream(number, ErrorCodes.CANCEL)
@@ -378,7 +374,7 @@ def test_a_connection_that_ends_ends_all_of_its_requests(
     listener.connections(0)
 
 
-def test_a_peer_that_only_starts_and_resets_is_sent_away(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_client_that_only_starts_and_resets_gets_goaway(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(resets_max=50, linger_s=0.1) as listener, H2Client(listener) as connection:
         for _ in range(60):
             number = connection.request("/later")
@@ -404,7 +400,7 @@ def test_a_peer_that_only_starts_and_resets_is_sent_away(make_listener: Callable
         b"\0\0\0\x09\4\0\0\0\1",  # more of nothing
     ],
 )
-def test_a_peer_that_breaks_the_rules_is_sent_away(
+def test_client_that_breaks_the_protocol_gets_goaway(
     listener: ListenerHarness, connection: H2Client, data: bytes
 ) -> None:
     assert connection.get("/hello").status == 200
@@ -430,7 +426,7 @@ def test_targets_that_are_none_are_refused(connection: H2Client, listener: Liste
 # Time, and the end ----------------------------------------------------------------------------------
 
 
-def test_a_peer_is_asked_whether_it_is_there(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_client_is_pinged(make_listener: Callable[..., ListenerHarness]) -> None:
     """Contract 1.1: every 20 s, here a tenth of one. Method: the library answers pings by itself, so the connection
     lives; a peer that only listens with its socket does not answer, and is let go."""
     with make_listener(ping_every_s=0.1, ping_timeout_s=0.1) as listener:
@@ -481,7 +477,7 @@ def test_an_idle_connection_is_closed(make_listener: Callable[..., ListenerHarne
         assert connection.goaway == ErrorCodes.NO_ERROR
 
 
-def test_draining_answers_what_was_asked_and_takes_no_more(listener: ListenerHarness, connection: H2Client) -> None:
+def test_draining_answers_open_requests_and_accepts_no_more(listener: ListenerHarness, connection: H2Client) -> None:
     waits = connection.request("/later")
     assert listener.app.seen.wait() == "parked /later"
     with H2Client(listener) as idle:

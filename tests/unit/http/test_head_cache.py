@@ -26,10 +26,10 @@ def test_the_first_request_goes_by_the_parser_and_the_next_by_its_head(
         assert connection.read_exactly(len(expected)) == expected
     assert len(listener.app.requests) == 1
     assert connection.get("/hello").status == 200
-    assert connection.post("/express", b"two").body == b'"two"', "also behind another request"
+    assert connection.post("/express", b"two").body == b'"two"', "also after another request"
 
 
-def test_another_connection_knows_it_too(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_head_is_known_to_other_connections(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.post("/express", b"one")
     with listener.connect() as other:
         assert other.post("/express", b"two").body == b'"two"'
@@ -45,9 +45,7 @@ def test_another_connection_knows_it_too(listener: ListenerHarness, connection: 
         ("/echo", ()),  # not for the application
     ],
 )
-def test_what_is_out_of_the_ordinary_is_not_learned(
-    listener: ListenerHarness, target: str, headers: tuple[str, ...]
-) -> None:
+def test_special_heads_are_not_cached(listener: ListenerHarness, target: str, headers: tuple[str, ...]) -> None:
     if headers != ("X-More: 1",):
         with listener.connect() as connection:
             connection.post(target, b"abc", *headers)
@@ -60,10 +58,10 @@ def test_what_is_out_of_the_ordinary_is_not_learned(
             assert connection.post(target, b"abc", *headers).body == ordinary(b"abc")
 
 
-def test_a_peer_that_takes_codings_gets_small_answers_only(
+def test_client_that_accepts_codings_gets_small_fast_responses_only(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
-    """They are never coded, so nobody has to look."""
+    """They are never compressed, so no check is needed."""
     connection.post("/express", b"one", "Accept-Encoding: gzip")
     assert listener.app.expressed == [("/express", 1023)]
     assert connection.post("/express", b"two", "Accept-Encoding: gzip").body == b'"two"'
@@ -71,7 +69,7 @@ def test_a_peer_that_takes_codings_gets_small_answers_only(
     assert listener.app.expressed[1:] == [("/express", FAST_REQUEST_BYTES_MAX)]
 
 
-def test_a_body_that_is_not_taken_comes_by_the_parser(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_body_that_the_handler_declines_is_parsed(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.post("/express", b"one")
     assert connection.post("/express", b"-no").body == ordinary(b"-no")
     assert connection.post("/express", b"yes").body == b'"yes"'
@@ -85,9 +83,7 @@ def test_an_answer_other_than_200(connection: RawConnection) -> None:
     assert connection.post("/express", b"two").body == b'"two"'
 
 
-def test_more_than_the_request_or_less_of_it_is_for_the_parser(
-    listener: ListenerHarness, connection: RawConnection
-) -> None:
+def test_partial_and_pipelined_requests_are_parsed(listener: ListenerHarness, connection: RawConnection) -> None:
     """Pipelined requests, a body in two pieces, and a head in two pieces."""
     connection.post("/express", b"one")
     request = b"POST /express HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\n"
@@ -114,7 +110,7 @@ def test_the_next_request_waits_for_the_answer(listener: ListenerHarness, connec
     assert connection.reply().body == b'{"hello":""}'
 
 
-def test_a_known_request_waits_too(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_second_fast_request_waits_too(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.post("/express/later", b"one")
     request = b"POST /express/later HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\n"
     connection.send(request + b"two")
@@ -129,7 +125,7 @@ def test_a_known_request_waits_too(listener: ListenerHarness, connection: RawCon
     assert connection.reply().body == ordinary(b"six")
 
 
-def test_a_peer_that_left_is_not_answered(listener: ListenerHarness) -> None:
+def test_disconnected_client_is_not_answered(listener: ListenerHarness) -> None:
     with listener.connect() as connection:
         connection.post("/express/later", b"one")
         connection.send(b"POST /express/later HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\ntwo")
@@ -141,7 +137,7 @@ def test_a_peer_that_left_is_not_answered(listener: ListenerHarness) -> None:
         assert connection.get("/hello").status == 200
 
 
-def test_a_listener_that_drains_says_so_in_the_answer(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_draining_listener_closes_after_the_response(listener: ListenerHarness, connection: RawConnection) -> None:
     connection.post("/express/later", b"one")
     connection.send(b"POST /express/later HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\ntwo")
     assert listener.app.seen.wait() == "ticket"
@@ -168,17 +164,17 @@ def test_a_length_that_is_none_or_not_that_of_the_body_is_for_the_parser(
     listener: ListenerHarness, connection: RawConnection, length: bytes
 ) -> None:
     """Whatever the parser makes of it: the short way has no say."""
-    for path in ("/express", "/crowd"):
+    for path in ("/express", "/batch"):
         connection.post(path, b"one")
         connection.post(path, b"two")
-    known_ways = len(listener.app.crowds)
-    for target in (b"/express", b"/crowd"):
+    known_ways = len(listener.app.batches)
+    for target in (b"/express", b"/batch"):
         with listener.connect() as other:
             other.send(b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b\r\n\r\nsix" % (target, length))
             listener.call(lambda: None)
             listener.until(lambda: listener.listener.connections == 2)
     listener.connections(1)
-    assert len(listener.app.crowds) == known_ways
+    assert len(listener.app.batches) == known_ways
     assert b"six" not in [body for body, _ in listener.app.tickets]
 
 
@@ -187,14 +183,14 @@ def test_without_the_compiled_module_the_parser_serves_every_request(
 ) -> None:
     monkeypatch.setattr(fast_path, "IS_AVAILABLE", False)
     with ListenerHarness(kind) as listener, listener.connect() as connection:
-        for path in ("/express", "/crowd"):
+        for path in ("/express", "/batch"):
             for body in (b"one", b"two", b"three"):
                 assert connection.post(path, body).body == ordinary(body)
         assert not listener.app.expressed
         assert not listener.listener._server_state.head_cache
 
 
-def test_only_so_many_are_kept(listener: ListenerHarness) -> None:
+def test_head_cache_is_bounded(listener: ListenerHarness) -> None:
     def learn() -> int:
         heads = listener.listener._server_state.head_cache
         for number in range(fast_path._CACHED_HEADS_MAX + 1):
@@ -204,7 +200,7 @@ def test_only_so_many_are_kept(listener: ListenerHarness) -> None:
     assert listener.call(learn) == 1
 
 
-def test_its_bytes_are_those_of_any_other_answer() -> None:
+def test_json_head_has_the_bytes_of_any_other_response() -> None:
     response = Response(200, b"{}", headers=((b"x-request-id", b"7"),))
     for says in (b"", h1_encoder.CONNECTION_CLOSE):
         (expected,) = h1_encoder.encode_response(response, b"date: now\r\n", says, False)

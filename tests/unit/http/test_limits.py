@@ -16,7 +16,7 @@ def test_the_limits_of_the_contract_are_the_defaults() -> None:
     assert (limits.ping_every_s, limits.ping_timeout_s) == (20, 20)
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_contradictory_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="would never resume"):
         Limits(write_high_bytes=10, write_low_bytes=11)
     with pytest.raises(ValueError, match="at least 65535"):

@@ -14,7 +14,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
-# Telling protocols apart ----------------------------------------------------------------------------
+# Detecting the protocol -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bytewise", [False, True])
@@ -29,16 +29,16 @@ def test_the_preface_means_http_2(listener: ListenerHarness, connection: RawConn
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 14, 17, 23])
-def test_what_only_begins_like_the_preface_is_http_1(
+def test_input_that_only_begins_like_the_preface_is_http_1(
     listener: ListenerHarness, connection: RawConnection, length: int
 ) -> None:
-    """POST, PUT and PATCH share its first byte; the rest is no request, and is told so in HTTP/1.1."""
+    """POST, PUT and PATCH share its first byte; the rest is no request, and gets an HTTP/1.1 error."""
     listener.send_bytewise(connection, PREFACE[:length])
     connection.send(b"!" if length > 1 else b"OST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\nx")
     assert connection.reply().status == (200 if length == 1 else 400)
 
 
-def test_a_peer_that_says_nothing_and_goes_is_forgotten(listener: ListenerHarness) -> None:
+def test_client_that_sends_nothing_and_disconnects_is_removed(listener: ListenerHarness) -> None:
     for data in (b"", b"PRI", b"GET"):
         with listener.connect() as connection:
             connection.send(data)
@@ -49,8 +49,8 @@ def test_a_peer_that_says_nothing_and_goes_is_forgotten(listener: ListenerHarnes
 def test_small_writes_are_not_held_back(listener: ListenerHarness, connection: RawConnection) -> None:
     """Contract 1.1: TCP_NODELAY."""
     assert connection.get("/hello").status == 200
-    (guest,) = listener.listener._server_state.connections
-    sock = guest.transport.get_extra_info("socket")  # type: ignore[attr-defined]
+    (accepted,) = listener.listener._server_state.connections
+    sock = accepted.transport.get_extra_info("socket")  # type: ignore[attr-defined]
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -73,7 +73,7 @@ def test_a_head_that_dribbles_is_cut_off(make_listener: Callable[..., ListenerHa
         assert not listener.app.requests
 
 
-def test_a_silent_peer_is_let_go(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_silent_connection_is_closed(make_listener: Callable[..., ListenerHarness]) -> None:
     for said in (b"", PREFACE[:10]):
         with make_listener(header_timeout_s=0.1, idle_timeout_s=0.1) as listener, listener.connect() as connection:
             connection.send(said)
@@ -109,7 +109,7 @@ def test_a_body_that_stops_is_given_up(make_listener: Callable[..., ListenerHarn
         assert listener.app.seen.wait() == "abandoned /echo"
 
 
-def test_a_body_that_nobody_wants_is_given_up_too(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_unwanted_body_is_given_up_too(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(body_timeout_s=0.1, linger_s=0.1) as listener, listener.connect() as connection:
         connection.send(b"POST /refuse HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\nxx")
         assert connection.reply().status == 401
@@ -118,7 +118,9 @@ def test_a_body_that_nobody_wants_is_given_up_too(make_listener: Callable[..., L
 
 
 @pytest.mark.parametrize("target", [b"/big?n=50000000", b"/flood"])
-def test_a_peer_that_takes_nothing_is_cut_off(make_listener: Callable[..., ListenerHarness], target: bytes) -> None:
+def test_client_that_reads_nothing_is_disconnected(
+    make_listener: Callable[..., ListenerHarness], target: bytes
+) -> None:
     with make_listener(write_timeout_s=0.2) as listener, listener.connect(1 << 14) as connection:
         connection.send(b"GET %b HTTP/1.1\r\nHost: t\r\n\r\n" % target)
         listener.connections(1)
@@ -128,7 +130,7 @@ def test_a_peer_that_takes_nothing_is_cut_off(make_listener: Callable[..., Liste
 # Too many -------------------------------------------------------------------------------------------
 
 
-def test_too_many_connections_are_told_so(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_connections_above_the_limit_get_503(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(connections_max=2) as listener:
         with listener.connect() as one, listener.connect() as two:
             assert one.get("/hello").status == two.get("/hello").status == 200
@@ -159,7 +161,7 @@ def test_draining_ends_idle_connections_and_answers_busy_ones(listener: Listener
         listener.call(listener.app.answer_parked)
         reply = busy.reply()
         assert (reply.body, reply.headers["connection"]) == (b"at last", "close")
-        assert busy.read_rest() == b"", "the one behind it is not begun"
+        assert busy.read_rest() == b"", "the one after it is not started"
         busy.sock.close()
         assert draining.result(20) is True
         with pytest.raises(ConnectionError):

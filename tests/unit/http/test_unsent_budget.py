@@ -46,10 +46,10 @@ def later(listener: ListenerHarness, seconds: float) -> None:
     """Have every connection look at a clock that is so much later."""
 
     def look() -> None:
-        house = listener.listener._server_state
-        house.now_s += seconds
-        for guest in tuple(house.connections):
-            guest.tick(house.now_s)
+        state = listener.listener._server_state
+        state.now_s += seconds
+        for accepted in tuple(state.connections):
+            accepted.tick(state.now_s)
 
     listener.call(look)
 
@@ -63,7 +63,7 @@ def unsent(listener: ListenerHarness) -> int:
 LATE: dict[str, Any] = {"write_timeout_s": 10_000.0, "ping_every_s": 1e9, "idle_timeout_s": 1e9}
 
 
-def test_a_stream_whose_window_stays_closed_is_reset_and_others_go_on(
+def test_stream_whose_window_stays_closed_is_reset_and_others_continue(
     make_listener: Callable[..., ListenerHarness],
 ) -> None:
     with make_listener(**LATE) as listener, H2Client(listener, window=0) as connection:
@@ -132,7 +132,7 @@ def test_a_handler_that_waits_for_a_window_is_given_up_too(kind: str) -> None:
         assert app.made == 0
 
 
-def test_bytes_for_peers_that_do_not_read_are_bounded_over_all_streams(
+def test_unread_bytes_are_bounded_over_all_streams(
     make_listener: Callable[..., ListenerHarness],
 ) -> None:
     """The oldest go first, and a peer that reads is served all the while."""
@@ -142,7 +142,7 @@ def test_bytes_for_peers_that_do_not_read_are_bounded_over_all_streams(
         H2Client(listener) as busy,
     ):
         numbers = [idle.request("/big?n=300000") for _ in range(10)]
-        assert idle.get("/empty").status == 204  # whole answers do not wait for room: the oldest are closed by now
+        assert idle.get("/empty").status == 204  # whole responses do not wait: the oldest are closed by now
         for _ in range(10):
             assert len(busy.get("/big?n=100000").body) == 100_000
         assert idle.get("/empty").status == 204

@@ -92,11 +92,11 @@ def test_the_handshake(listener: ListenerHarness, connection: RawConnection, byt
         (SHAKE + "Transfer-Encoding: chunked\r\n" + V13 + "0\r\n\r\n", 400),
     ],
 )
-def test_a_handshake_that_is_wrong_is_told_to_whoever_may_come_in(
+def test_authorised_client_gets_the_error_of_its_handshake(
     listener: ListenerHarness, connection: RawConnection, asked: str, status: int
 ) -> None:
-    """Method: behind a request that waits for its answer, and then to an application that refuses by the head."""
-    more = "GET /hello?behind HTTP/1.1\r\nHost: t\r\n\r\n"
+    """Method: after a request that waits for its answer, and then to an application that refuses by the head."""
+    more = "GET /hello?after HTTP/1.1\r\nHost: t\r\n\r\n"
     connection.send(f"GET /later HTTP/1.1\r\nHost: t\r\n\r\n{asked % '/ws'}{more}".encode())
     assert listener.app.seen.wait() == "parked /later"
     listener.call(listener.app.answer_parked)
@@ -104,7 +104,7 @@ def test_a_handshake_that_is_wrong_is_told_to_whoever_may_come_in(
     reply = connection.reply()
     assert (reply.status, reply.headers["connection"]) == (status, "close")
     assert reply.headers.get("sec-websocket-version") == ("13" if status == 426 else None)
-    assert connection.read_rest() == b"", "what is behind it is not believed"
+    assert connection.read_rest() == b"", "the input after it is ignored"
     assert listener.app.seen.wait() == "abandoned /ws"
     assert listener.app.open == 0
     with listener.connect() as other:
@@ -114,7 +114,7 @@ def test_a_handshake_that_is_wrong_is_told_to_whoever_may_come_in(
     assert listener.app.open == 0
 
 
-def test_without_an_upgrade_it_is_a_request_like_any_other(
+def test_websocket_path_without_upgrade_is_a_normal_request(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
     """Contract 2.10: the application's own 400."""
@@ -127,17 +127,17 @@ def test_without_an_upgrade_it_is_a_request_like_any_other(
 def test_an_upgrade_that_the_application_declines_leaves_an_http_connection(
     listener: ListenerHarness, connection: RawConnection
 ) -> None:
-    """What came behind the request is HTTP then. Method: once answered while it is parsed, once later."""
-    more = b"GET /hello?behind HTTP/1.1\r\nHost: t\r\n\r\n"
+    """The input after the request is HTTP then. Method: once answered while it is parsed, once later."""
+    more = b"GET /hello?after HTTP/1.1\r\nHost: t\r\n\r\n"
     connection.send((SHAKE % "/hello" + V13).encode() + more)
     assert connection.reply().body == b'{"hello":""}'
-    assert connection.reply().body == b'{"hello":"behind"}'
+    assert connection.reply().body == b'{"hello":"after"}'
     connection.send((SHAKE % "/later" + V13).encode() + more[:10])
     assert listener.app.seen.wait() == "parked /later"
     connection.send(more[10:])
     listener.call(listener.app.answer_parked)
     assert connection.reply().body == b"at last"
-    assert connection.reply().body == b'{"hello":"behind"}'
+    assert connection.reply().body == b'{"hello":"after"}'
     with pytest.raises(InvalidStatus), dial(listener, "/nothing"):
         pass
 
@@ -173,7 +173,7 @@ def test_fragments_are_one_message(connection: RawConnection) -> None:
     assert unframe(connection) == (0x81, b"binary 3")
 
 
-def test_frames_may_come_one_byte_at_a_time(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_frames_may_arrive_byte_by_byte(listener: ListenerHarness, connection: RawConnection) -> None:
     shake(connection)
     listener.send_bytewise(connection, frame(1, b"x" * 200) + frame(9, b"?"))
     assert {unframe(connection), unframe(connection)} == {(0x81, b"x" * 200), (0x8A, b"?")}
@@ -182,7 +182,7 @@ def test_frames_may_come_one_byte_at_a_time(listener: ListenerHarness, connectio
 # The end --------------------------------------------------------------------------------------------
 
 
-def test_the_peer_closes(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_close_by_the_client(listener: ListenerHarness, connection: RawConnection) -> None:
     shake(connection)
     connection.send(frame(8, b"\x03\xe8bye"))
     assert unframe(connection) == (0x88, b"\x03\xe8bye")
@@ -205,7 +205,7 @@ def test_the_handler_closes(listener: ListenerHarness, said: str, code: int, rea
     listener.connections(0)
 
 
-def test_a_peer_that_does_not_answer_a_close_is_left(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_client_that_does_not_answer_a_close_is_disconnected(make_listener: Callable[..., ListenerHarness]) -> None:
     with make_listener(linger_s=0.1) as listener, listener.connect() as connection:
         shake(connection)
         connection.send(frame(1, b"return"))
@@ -214,7 +214,7 @@ def test_a_peer_that_does_not_answer_a_close_is_left(make_listener: Callable[...
         listener.connections(0)
 
 
-def test_a_peer_that_vanishes_cancels_its_handler(listener: ListenerHarness, connection: RawConnection) -> None:
+def test_disconnect_cancels_the_handler(listener: ListenerHarness, connection: RawConnection) -> None:
     shake(connection, "/ws-deaf")
     assert listener.app.seen.wait() == "ws open"
     connection.sock.close()
@@ -237,7 +237,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_peer_that_breaks_the_rules_is_told_which(
+def test_client_that_breaks_the_protocol_gets_the_reason(
     listener: ListenerHarness, connection: RawConnection, name: str
 ) -> None:
     code, data = WRONG[name]
@@ -246,8 +246,8 @@ def test_a_peer_that_breaks_the_rules_is_told_which(
     connection.send(frame(1, b"before"))
     assert unframe(connection) == (0x81, b"before")
     connection.send(data)
-    opcode, told = unframe(connection)
-    assert (opcode, int.from_bytes(told[:2], "big")) == (0x88, code)
+    opcode, reason = unframe(connection)
+    assert (opcode, int.from_bytes(reason[:2], "big")) == (0x88, code)
     assert connection.read_rest() == b""
     connection.sock.close()
     assert [listener.app.seen.wait() for _ in range(2)] == ["ws closed", "ws over"]
@@ -285,14 +285,14 @@ def test_a_slow_handler_is_not_read_for(make_listener: Callable[..., ListenerHar
             while sent < len(data):
                 sent += connection.sock.send(data[sent : sent + 65536])
         assert sent < len(data), "it is read without end"
-        listener.call(listener.app.gate.set)
+        listener.call(listener.app.resume.set)
         connection.sock.settimeout(TIMEOUT_S)
         connection.send(data[sent:] + frame(8, b"\x03\xe8"))
         assert unframe(connection)[0] == 0x88
         assert listener.app.seen.wait() == "ws got 200000"
 
 
-def test_a_peer_that_pings_and_never_reads_is_not_read(make_listener: Callable[..., ListenerHarness]) -> None:
+def test_client_that_pings_and_never_reads_is_not_read(make_listener: Callable[..., ListenerHarness]) -> None:
     limits = {"write_high_bytes": 10_000, "write_low_bytes": 1000, "control_frames_max": 0}
     with make_listener(**limits) as listener, listener.connect(1 << 14) as connection:
         shake(connection)
