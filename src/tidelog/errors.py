@@ -42,13 +42,13 @@ Error
 │   ├── FifoFull         a fifo channel that holds as many messages as it may
 │   ├── FifoEmpty        a fifo channel with nothing to pop
 │   ├── HookFailed       the hook of this engine broke off
-│   ├── DiskFull         the device has no room; the write was rolled back
+│   ├── DiskFull         the device is full; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
-├── InDoubt            nobody knows whether it was written; retry with the same key
+├── InDoubt            unknown whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
     ├── UnknownLayout    files of a layout, or a variant of one, that is not understood; nothing was changed
-    ├── CursorLost       nobody knows how far a fifo channel was read; its owner clears it
+    ├── CursorLost       unknown how far a fifo channel was read; its owner clears it
     ├── ChannelOffline   a channel whose metadata cannot be read
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
 """
@@ -63,7 +63,7 @@ class Error(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
-    written: bool | None = False  # None: nobody knows. Of a class, or of an error that knows it better
+    written: bool | None = False  # None: unknown. Set by the class, or by an instance that knows more
     acked: range = range(0)  # seqs of the same call that were written before the error
 
 
@@ -171,9 +171,9 @@ class BatchConflict(Refused):
     def __init__(self, topic: str, writer: str, *, number: int, newest: int, reason: str) -> None:
         super().__init__(
             f"{topic}: batch {number} of writer {writer!r} {reason}; nothing was written. Was its checkpoint deleted "
-            "or put back? There are three ways on: bring back the checkpoint that goes with this topic, and it goes on "
-            f"behind batch {newest}; or let it write under another name (option query), and what it brings is added to "
-            "what is there; or drop the topic, and it is written anew"
+            "or put back? There are three ways on: restore the checkpoint that belongs to this topic, and it continues "
+            f"after batch {newest}; or write under another name (option query), and its records are added to those in "
+            "the topic; or drop the topic, and it is written from the start"
         )
         self.topic, self.writer, self.number, self.newest = topic, writer, number, newest
 
@@ -247,7 +247,7 @@ class TopicExists(AlreadyExists):
             "use it as it is or choose another name"
         )
         self.topic, self.reason = topic, reason
-        self.detail = detail or {}  # for machines: what is there and what was asked for
+        self.detail = detail or {}  # machine-readable: the existing and the requested values
 
 
 class RouterCycle(Refused):
@@ -358,7 +358,7 @@ class Throttled(Unavailable):
     def __init__(self, limit: str, *, max: int, used: int, asked: int) -> None:
         super().__init__(
             f"{limit}: {used} of {max} are in use and {asked} more were asked for; nothing was written, "
-            "make room or raise the limit, then retry"
+            "free space or raise the limit, then retry"
         )
         self.limit, self.max, self.used, self.asked = limit, max, used, asked
 
@@ -405,7 +405,7 @@ class Damaged(Error):
 class Corrupt(Damaged):
     code = "corrupt"
     seq: int | None = None  # first seq that cannot be read
-    resume: int | None = None  # first seq behind the damage
+    resume: int | None = None  # first seq after the damage
 
     def __init__(self, where: str, *, pos: int, reason: str, next_step: str | None = None) -> None:
         step = next_step or "`tidelog check` (topics) or `tidelog log verify` (a log) shows all of it"
@@ -423,7 +423,7 @@ class CursorLost(Damaged):
 
     def __init__(self, channel: str, *, reason: str) -> None:
         super().__init__(
-            f"{channel}: nobody knows which message is next, {reason}; nothing was changed, its owner clears it, or "
+            f"{channel}: the next message is unknown, {reason}; nothing was changed, let its owner clear it, or "
             "restore cursor.bin and open again"
         )
         self.channel, self.reason = channel, reason

@@ -187,7 +187,7 @@ def test_a_deleted_checkpoint_is_loud_and_every_way_out_helps(
         for _ in range(2):
             said = copy.run()
             assert said is not None
-            for words in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
+            for words in ("BatchConflict", "restore the checkpoint", "another name", "drop the topic"):
                 assert words in said, said
             with here.open_engine() as log:
                 check_copy(log)

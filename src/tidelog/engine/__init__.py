@@ -1,4 +1,15 @@
-"""Topics: the engine behind `tidelog.open`."""
+"""Topics: a durable, numbered log of records per topic, in one data directory.
+
+`engine.py` owns the directory and its topics; `topic.py` is the public handle of a topic. Each operation is one
+module of functions over a `TopicState` (`topic_state.py`): `append`, `read`, `delete`, `retention`, `groups`.
+
+    write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners
+    read    read or json_pages -> topic_index -> memtable and segment
+    keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
+    open    startup -> recovery: manifest, then WAL replay; check verifies a directory without changing it
+
+`queues/` adds jobs and leases to a topic, `routing/` copies records between topics. Read `topic_state.py` first.
+"""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""[shell] Append: admission, seqs, frames, and one place in the shard's queue.
+"""Append: admission, seqs, frames, and one place in the shard's queue.
 
-What the ack means is the class's word: `fsync` survives a power cut; `disk` survives kill -9, and
-after a power cut its seqs are at least never given to another record; `memory` promises nothing;
-`ephemeral` never leaves memory.
+What an ack means depends on the topic's class: `fsync` survives a power cut; `disk` survives kill -9, and after a power
+cut its seqs are never assigned to other records; `memory` promises nothing; `ephemeral` never leaves memory.
 
-[shell] Seqs of class `disk`, on record before they are given out: a crash may lose a record, never free its seq.
+Class `disk` reserves seqs in the WAL before it assigns them: a crash may lose a record, never free its seq.
 
-    head        reserving                booked
+    head      reserving_seq        pending_reservation.ceiling
     ├──────────────┼────────────────────────┤
-    │ may be used  │ once the disk has what says so: a mark that went along with a write
-                     when a quarter of more than a few was used in no time, and for whose sync nobody waits
+    │ may be used  │ usable once the disk has the HeadWatermark frame that went along with a write; written when a
+                     quarter of a large reservation was used quickly; no write waits for its sync
 
-A write whose seqs lie behind `reserving` brings a mark of its own and waits until it is synced: the first one does, and
-one that comes before the disk has the mark that was booked. How many are taken at a time: docs/decisions/0008.
+A write with seqs above `reserving_seq` carries a HeadWatermark of its own and waits until it is synced: the first write
+does, and one that arrives before the pending reservation is synced. Sizes of reservations: docs/decisions/0008.
 """
 
 from __future__ import annotations
@@ -42,30 +41,33 @@ if TYPE_CHECKING:
     from tidelog.wal import Shard
 
 _SMALL_RESERVATION: Final = 256
-RESERVATION_MAX: Final = 1 << 20  # at a time, but for a larger batch
+RESERVATION_MAX: Final = 1 << 20  # seqs at a time, unless a batch is larger
 _FAST_USE_MS: Final = 1000
 _RESERVATION_GROWTH: Final = 8
 
 
 @dataclass(slots=True)
 class PendingReservation:
-    """A mark on its way to the disk."""
+    """A HeadWatermark frame that is not synced yet."""
 
     ceiling: int
-    file: File | None = None  # where it was written; None: it is about to be
+    file: File | None = None  # the WAL file that has it; None: not written yet
     end: int = 0
 
 
 def needs_reservation(topic: TopicState, last: int) -> bool:
-    """Whether a write of class `disk` up to `last` has to bring a mark of its own, and to wait until it is synced."""
+    """Whether a write of class `disk` up to `last` must carry its own reservation and wait for its sync."""
     return last > topic.reserving_seq
 
 
 def reserve_seqs(
     commit: Commit, topic: TopicState, shard: Shard, first: int, last: int, ts_ms: int
 ) -> tuple[int, PendingReservation | None]:
-    """Put the marks in front of a write of seqs first to last that it needs. Returns the ceiling that its ack puts on
-    record, and what a later sync does. In the committer's turn, from `prepare`."""
+    """Prepend the reservation frame that a write of seqs first to last needs.
+
+    Returns the ceiling that the ack makes durable, and the reservation that a later sync completes. Called by the
+    committer from `before_write`.
+    """
     apply_synced_reservation(topic, shard)
     if last > topic.reserving_seq:
         topic.reserving_seq = last + next_reservation_size(topic, last - first + 1)
@@ -80,16 +82,16 @@ def reserve_seqs(
 
 
 def on_reservation_done(
-    commit: Commit, topic: TopicState, ceiling: int, books: PendingReservation | None, *, good: bool
+    commit: Commit, topic: TopicState, ceiling: int, pending: PendingReservation | None, *, ok: bool
 ) -> None:
-    """The write that `cover` prepared is done. With the topic's lock held."""
-    if good:
+    """Finish what `reserve_seqs` began, after the write succeeded or failed. With the topic's lock held."""
+    if ok:
         topic.reserved_seq = max(topic.reserved_seq, ceiling)
-        if books is not None:
-            books.file, books.end = commit.file, commit.offset + commit.size
+        if pending is not None:
+            pending.file, pending.end = commit.file, commit.offset + commit.size
         return
     topic.reserving_seq = topic.reserved_seq
-    if books is not None:
+    if pending is not None:
         topic.pending_reservation = None
 
 
@@ -99,31 +101,34 @@ def _encode_reservation(topic: TopicState, ceiling: int, ts_ms: int) -> bytes:
 
 
 def apply_synced_reservation(topic: TopicState, shard: Shard) -> None:
-    """Let what was booked be used, where the disk has the mark by now. In the committer's turn."""
-    booked = topic.pending_reservation
-    if booked is None or booked.file is None or not shard.is_synced(booked.file, booked.end):
+    """Make the pending reservation usable if its frame is synced by now. Called by the committer."""
+    pending = topic.pending_reservation
+    if pending is None or pending.file is None or not shard.is_synced(pending.file, pending.end):
         return
     with topic.lock:
-        topic.reserved_seq = max(topic.reserved_seq, booked.ceiling)
+        topic.reserved_seq = max(topic.reserved_seq, pending.ceiling)
         topic.reserving_seq, topic.pending_reservation = max(topic.reserving_seq, topic.reserved_seq), None
 
 
 def should_reserve_ahead(topic: TopicState, last: int) -> bool:
-    """Whether a write up to `last` should take a mark along for those behind it: a quarter was used in no time. Not
-    of a few: the head of who writes little jumps by no more than that (§4 of the contract)."""
+    """Whether a write up to `last` should carry a reservation for later writes: a quarter of the last one was used
+    quickly.
+
+    Small reservations are never renewed ahead: the head of a topic with few writes must not jump by more (contract §4).
+    """
     if topic.pending_reservation is not None or topic.reservation_size <= _SMALL_RESERVATION:
         return False
     return 4 * (topic.reserving_seq - last) < 3 * topic.reservation_size and _was_used_fast(topic, _FAST_USE_MS // 4)
 
 
 def next_reservation_size(topic: TopicState, count: int) -> int:
-    """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
-    least, quick = (
+    """Return how many seqs to reserve: more where the last reservation was used up quickly, since each costs a sync."""
+    size_min, was_fast = (
         max(topic.context.limits.head_reserve, 4 * count),
         topic.reservation_size and _was_used_fast(topic, _FAST_USE_MS),
     )
     topic.reservation_size = min(
-        max(least, _RESERVATION_GROWTH * topic.reservation_size if quick else 0), max(RESERVATION_MAX, least)
+        max(size_min, _RESERVATION_GROWTH * topic.reservation_size if was_fast else 0), max(RESERVATION_MAX, size_min)
     )
     topic.reserved_ms = topic.context.clock.monotonic_ms()
     return topic.reservation_size
@@ -158,15 +163,15 @@ class Append(Commit):
     future: CommitFuture[Appended]
 
     def __init__(self, topic: TopicState, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
-        self.frames_in_memory: list[bytes] = []  # its frames, where they stay in memory
-        self.frame_buffers: FrameBuffers | None = None  # and where they do not
+        self.frames_in_memory: list[bytes] = []  # frames that stay in memory
+        self.frame_buffers: FrameBuffers | None = None  # large frames, read from the WAL once written
         flags = common_index_flags(batch)
         if isinstance(batch, Batch) and flags is not None and len(batch) > 1 and batch.weight >= LARGE_WRITE_BYTES:
-            self.frame_buffers = laid = batch_encoder.encode_into_buffer(
+            self.frame_buffers = buffers = batch_encoder.encode_into_buffer(
                 topic.context.buffer_pool.acquire, topic.id, first, ts_ms, batch, durable=topic.is_durable
             )
-            self.stats: BatchStats | None = BatchStats(laid.counts, batch.lengths, flags)
-            frames: Sequence[Buffer] = laid.frames
+            self.stats: BatchStats | None = BatchStats(buffers.counts, batch.lengths, flags)
+            frames: Sequence[Buffer] = buffers.frames
         else:
             self.frames_in_memory = frames = batch_encoder.encode_frames(
                 topic.id, first, ts_ms, batch, durable=topic.is_durable
@@ -174,22 +179,22 @@ class Append(Commit):
             self.stats = batch_stats(batch, frames)
         self.shard = topic.shard
         super().__init__(frames, frames=len(frames), durable=topic.is_durable, future=CommitFuture(self.shard))
-        if key is not None:  # in front: a write that breaks off may leave it alone there, and it then does not count
+        if key is not None:  # first: a torn write may leave the key without its records, and replay then ignores it
             body = control_frames.WriteKey(key=key, first=first, last=first + len(batch) - 1)
             self.prepend(frame.encode(body.KIND, topic_id=topic.id, ts_ms=ts_ms, data=control_frames.encode(body)))
         self.may_use_reserve = topic.name.startswith(OWN)
         self.topic, self.first, self.count, self.ts_ms = topic, first, len(batch), ts_ms
         self.data_bytes, self.key = batch.weight, key
         self.needs_reservation = topic.config.durability == "disk"
-        self.reserved_ceiling = 0  # what its ack puts on record
-        self.pending_reservation: PendingReservation | None = None  # and what a later sync does
+        self.reserved_ceiling = 0  # the reservation that the ack makes durable
+        self.pending_reservation: PendingReservation | None = None  # the one that a later sync completes
 
     @property
     def needs_sync(self) -> bool:
         return self.durable or (self.needs_reservation and needs_reservation(self.topic, self.first + self.count - 1))
 
     def before_write(self) -> None:
-        """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
+        """Class `disk`: reserve seqs first, for many writes ahead."""
         if not self.needs_reservation:
             return
         last = self.first + self.count - 1
@@ -198,32 +203,32 @@ class Append(Commit):
         )
 
     def apply(self, error: Error | None) -> Appended:
-        core = self.topic
+        topic = self.topic
         last = self.first + self.count - 1
-        with core.lock:
-            core.staged_records -= self.count
-            core.staged_bytes -= self.data_bytes
-            on_reservation_done(self, core, self.reserved_ceiling, self.pending_reservation, good=error is None)
+        with topic.lock:
+            topic.staged_records -= self.count
+            topic.staged_bytes -= self.data_bytes
+            on_reservation_done(self, topic, self.reserved_ceiling, self.pending_reservation, ok=error is None)
             if error is None:
-                if core.is_dropped:
-                    core.quota.release(self.data_bytes)
+                if topic.is_dropped:
+                    topic.quota.release(self.data_bytes)
                 else:
                     self._publish()
             else:
-                core.quota.release(self.data_bytes)
+                topic.quota.release(self.data_bytes)
             appended = Appended(
                 self.first,
                 last,
-                core.index.head,
+                topic.index.head,
                 False,
                 self.shard.write_us,
                 self.shard.sync_us if self.topic.is_durable else 0,
                 self.delayed_us,
             )
             if self.key is not None and error is not None:
-                core.idempotency_window.abort(self.key)
+                topic.idempotency_window.abort(self.key)
             elif self.key is not None:
-                core.idempotency_window.complete(self.key, appended, core.context.clock.monotonic_ms())
+                topic.idempotency_window.complete(self.key, appended, topic.context.clock.monotonic_ms())
         self._release_buffer()
         return appended
 
@@ -233,28 +238,28 @@ class Append(Commit):
             self.topic.notify_listeners()
 
     def _publish(self) -> None:
-        core, told, laid = self.topic, self.stats, self.frame_buffers
-        if laid is None or told is None or self.file is None:
-            core.publish(
-                self.first, self.frames_in_memory, self.count, self.data_bytes, self.ts_ms, persistent=True, stats=told
+        topic, stats, buffers = self.topic, self.stats, self.frame_buffers
+        if buffers is None or stats is None or self.file is None:
+            topic.publish(
+                self.first, self.frames_in_memory, self.count, self.data_bytes, self.ts_ms, persistent=True, stats=stats
             )
             return
-        at = self.offset + self.size - sum(map(len, laid.frames))  # behind what `prepare` put in front
+        pos = self.offset + self.size - sum(map(len, buffers.frames))  # after the frames that `before_write` prepended
         pieces = []
-        for made in laid.frames:
-            pieces.append(WalRange(self.file, at, len(made)))
-            at += len(made)
-        core.publish_stored(self.first, pieces, told, self.data_bytes, self.ts_ms)
+        for frame_bytes in buffers.frames:
+            pieces.append(WalRange(self.file, pos, len(frame_bytes)))
+            pos += len(frame_bytes)
+        topic.publish_stored(self.first, pieces, stats, self.data_bytes, self.ts_ms)
 
     def _release_buffer(self) -> None:
-        """The WAL has its frames, or never will: the memory they lie in is the next one's."""
-        laid, self.frame_buffers, self.pieces = self.frame_buffers, None, ()
-        if laid is not None:
-            self.topic.context.buffer_pool.release(laid.buffer)
+        """Return the frame buffer to the pool: the WAL has the frames, or the write failed."""
+        buffers, self.frame_buffers, self.pieces = self.frame_buffers, None, ()
+        if buffers is not None:
+            self.topic.context.buffer_pool.release(buffers.buffer)
 
 
 def common_index_flags(batch: Records) -> int | None:
-    """What the index says of every record of a batch; None where they differ."""
+    """Return the index flags that all records of a batch share; None where they differ."""
     if not isinstance(batch, Batch) or batch.metas is not None:
         return None
     tag, node, json = batch.tag, batch.node, batch.json
@@ -269,22 +274,22 @@ def common_index_flags(batch: Records) -> int | None:
 
 
 def batch_stats(batch: Records, frames: list[bytes]) -> BatchStats | None:
-    """What the index says of a batch, without reading it again for that; None where its records differ."""
+    """Return index data of a batch without parsing its frames; None where its records differ."""
     flags = common_index_flags(batch)
     if not isinstance(batch, Batch) or flags is None:
         return None
-    counts = [len(batch)] if len(frames) == 1 else [_count_records(made) for made in frames]
+    counts = [len(batch)] if len(frames) == 1 else [_count_records(encoded) for encoded in frames]
     return BatchStats(counts, batch.lengths, flags)
 
 
-def _count_records(made: bytes) -> int:
-    found = frame.read_frame(made, 0, len(made), check=False)
-    assert isinstance(found, frame.Frame), "a frame that was just made is one"
-    return batches.record_count(made, found) if found.kind == frame.APPEND_BATCH else 1
+def _count_records(encoded: bytes) -> int:
+    header = frame.read_frame(encoded, 0, len(encoded), check=False)
+    assert isinstance(header, frame.Frame), "the frame was encoded above"
+    return batches.record_count(encoded, header) if header.kind == frame.APPEND_BATCH else 1
 
 
 class DurableAppend(Append):
-    """A batch that is durable when it is acknowledged, whatever the class of its topic is."""
+    """A batch that is durable when it is acknowledged, in any class but `ephemeral`."""
 
     __slots__ = ()
 
@@ -296,18 +301,18 @@ class DurableAppend(Append):
 def submit_append(
     topic: TopicState, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False
 ) -> CommitFuture[Appended]:
-    """Stage a batch; its token tells when it is acknowledged. Raises before anything was assigned."""
+    """Stage a batch and return its future. Raises before any seq is assigned."""
     check_idempotency_key(key)
     with topic.lock:
         topic.check_writable()
         shard = topic.shard
         if key is not None:
             now_ms, window_ms = topic.context.clock.monotonic_ms(), topic.config.idempotency_window_ms
-            seen = topic.idempotency_window.lookup(key, now_ms, window_ms)
-            if isinstance(seen, PendingWrite):
-                return _follow_pending_write(topic, seen.future)
-            if seen is not None:
-                return CommitFuture.completed(shard, replace(seen.outcome, deduped=True))
+            known = topic.idempotency_window.lookup(key, now_ms, window_ms)
+            if isinstance(known, PendingWrite):
+                return _follow_pending_write(topic, known.future)
+            if known is not None:
+                return CommitFuture.completed(shard, replace(known.outcome, deduped=True))
             topic.idempotency_window.forget_expired(now_ms, window_ms)
         return submit_batch(topic, batch, key, DurableAppend if durable else Append)
 
@@ -315,7 +320,7 @@ def submit_append(
 def submit_batch(
     topic: TopicState, batch: Records, key: str | None, make_commit: Callable[..., Append] = Append
 ) -> CommitFuture[Appended]:
-    """Admit a batch, give it seqs and put it in the queue. With the lock held and the topic found writable."""
+    """Admit a batch, assign its seqs and queue it. With the lock held, after `check_writable`."""
     _check_topic_caps(topic, batch)
     topic.quota.acquire(batch.weight)
     try:
@@ -338,7 +343,7 @@ def submit_batch(
 
 
 def check_idempotency_key(key: object) -> None:
-    """Refuse what is no idempotency key."""
+    """Raise BadInput unless `key` is None or text of 1 to 256 bytes."""
     if key is not None and not (batch_encoder.is_utf8_text(key) and 0 < len(str(key).encode()) <= _KEY_BYTES_MAX):
         raise BadInput(
             f"an idempotency key is text of 1 to {_KEY_BYTES_MAX} bytes, not {key!r:.80}; nothing was written"
@@ -346,45 +351,48 @@ def check_idempotency_key(key: object) -> None:
 
 
 def _follow_pending_write(topic: TopicState, first: CommitFuture[Appended]) -> CommitFuture[Appended]:
-    """The outcome of a write under way, for another one with its key."""
-    token: CommitFuture[Appended] = CommitFuture(topic.shard)
+    """Return a future with the outcome of a pending write, for a second write with its key."""
+    future: CommitFuture[Appended] = CommitFuture(topic.shard)
 
-    def tell(known: CommitFuture[Appended]) -> None:
+    def complete(done: CommitFuture[Appended]) -> None:
         try:
-            token.set_result(replace(known.wait(), deduped=True))
+            future.set_result(replace(done.wait(), deduped=True))
         except Error as error:
-            token.set_exception(error)
+            future.set_exception(error)
 
-    first.add_done_callback(tell)
-    return token
+    first.add_done_callback(complete)
+    return future
 
 
 def check_first_write(context: EngineContext, name: str, config: TopicConfig, batch: Records) -> None:
-    """What the first write of a topic that does not exist yet would be refused for."""
+    """Raise what the first write to a topic that does not exist yet would raise."""
     _check_caps(name, config, batch)
     context.quota.acquire(batch.weight)
     context.quota.release(batch.weight)
 
 
 def _check_caps(name: str, config: TopicConfig, batch: Records) -> None:
-    """A write that would not even fit an empty topic."""
+    """Raise TooLarge for a write that would not fit an empty topic."""
     if config.discard == "reject":
-        for cap, more, unit in ((config.cap_records, len(batch), "records"), (config.cap_bytes, batch.weight, "bytes")):
-            if cap and more > cap:
-                raise TooLarge(f"{name}: a write", size=more, limit=cap, unit=unit)
+        for cap, amount, unit in (
+            (config.cap_records, len(batch), "records"),
+            (config.cap_bytes, batch.weight, "bytes"),
+        ):
+            if cap and amount > cap:
+                raise TooLarge(f"{name}: a write", size=amount, limit=cap, unit=unit)
 
 
 def _check_topic_caps(topic: TopicState, batch: Records) -> None:
-    """A topic that rejects what it has no room for does so before a seq is taken."""
+    """Raise TopicFull before a seq is assigned, for a topic that rejects writes above its caps."""
     config, index = topic.config, topic.index
     if config.discard != "reject":
         return
     _check_caps(topic.name, config, batch)
-    for cap, held, more in (
+    for cap, used, amount in (
         (config.cap_records, index.count + topic.staged_records, len(batch)),
         (config.cap_bytes, index.bytes + topic.staged_bytes, batch.weight),
     ):
-        if cap and held + more > cap:
+        if cap and used + amount > cap:
             raise TopicFull(
                 topic.name,
                 cap_records=config.cap_records,
@@ -397,13 +405,13 @@ def _check_topic_caps(topic: TopicState, batch: Records) -> None:
 def _append_ephemeral(
     topic: TopicState, first: int, ts_ms: int, batch: Records, key: str | None
 ) -> CommitFuture[Appended]:
-    """An ephemeral topic's record is visible at once and lies in no file."""
+    """Publish a batch of an ephemeral topic at once; it is written to no file."""
     frames = batch_encoder.encode_frames(topic.id, first, ts_ms, batch, durable=False)
     topic.publish(first, frames, len(batch), batch.weight, ts_ms, persistent=False, stats=batch_stats(batch, frames))
     topic.last_assigned_seq = topic.index.head
     appended = Appended(first, topic.last_assigned_seq, topic.last_assigned_seq)
     if key is not None:
-        token: CommitFuture[Appended] = CommitFuture.completed(topic.shard, appended)
-        topic.idempotency_window.begin(key, token)
+        future: CommitFuture[Appended] = CommitFuture.completed(topic.shard, appended)
+        topic.idempotency_window.begin(key, future)
         topic.idempotency_window.complete(key, appended, topic.context.clock.monotonic_ms(), persistent=False)
     return CommitFuture.completed(topic.shard, appended)

@@ -1,8 +1,8 @@
-"""[hot] A caller's values → the frames of a batch, and back.
+"""Encode a caller's values into the frames of a batch.
 
-Bytes go in as they are and cost nothing. Anything else is JSON: it is encoded once, stored as text, and
-handed out as what that text says. So a date, a UUID or a Decimal comes back as its text, a tuple or a set as a
-list, and bytes inside a value as base64. A batch is atomic: its frames are chained.
+Bytes are stored unchanged. Anything else is JSON: encoded once, stored as text, and returned as that text decodes. So
+a date, a UUID or a Decimal comes back as text, a tuple or a set as a list, and bytes inside a value as base64. A batch
+is atomic: its frames are chained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidelog.formats import lazy_compute as pc
 from tidelog.formats.batch_writer import FrameBuffers, write_frames
 from tidelog.formats.frame import DURABLE, JSON, MORE
 
-Column = bytes | list[bytes]  # one value for all, or one each
+Column = bytes | list[bytes]  # one value for all records, or one per record
 
 _values_decoder = msgspec.json.Decoder()
 _metas_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -36,7 +36,7 @@ _TABLE_BYTES_MAX: Final = 64 << 20
 
 
 def is_utf8_text(value: object) -> bool:
-    """Whether this is text that UTF-8 can say: half a character is not."""
+    """Whether this is text without unpaired surrogates."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -44,21 +44,21 @@ def is_utf8_text(value: object) -> bool:
 
 
 def check_int(what: str, value: object, minimum: int, maximum: int) -> None:
-    """Refuse what is not a whole number in the range; true is not 1."""
+    """Raise BadInput unless `value` is an integer in the range; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise BadInput(f"{what} is a whole number from {minimum} to {maximum}, not {value!r}; nothing was done")
 
 
 @dataclass(slots=True)
 class Batch:
-    """Records that were checked and encoded, on their way into frames."""
+    """Checked and encoded records, ready for frames."""
 
     datas: list[bytes]
-    json: bool | list[bool]  # of all of them, or of each
+    json: bool | list[bool]  # for all records, or per record
     tag: Column = b""
     node: Column = b""
     metas: list[bytes] | None = None
-    lengths: Sequence[int] = field(init=False)  # of each data, asked once
+    lengths: Sequence[int] = field(init=False)  # of each data
     weight: int = field(init=False)  # bytes of data and meta
 
     def __post_init__(self) -> None:
@@ -71,14 +71,14 @@ class Batch:
 
 
 def prepare_batch(limits: EngineConfig, records: object, tag: object, node: object, meta: object) -> Batch:
-    """Check and encode what a caller wants to append. A list or a tuple is many records, anything else is one."""
-    many = records if isinstance(records, list | tuple) else (records,)
-    check_count(limits, len(many))
-    return batch_from_texts(limits, *_encode_datas(many), tag, node, meta)
+    """Check and encode records to append. A list or a tuple is many records, anything else is one."""
+    items = records if isinstance(records, list | tuple) else (records,)
+    check_count(limits, len(items))
+    return batch_from_texts(limits, *_encode_datas(items), tag, node, meta)
 
 
 def check_count(limits: EngineConfig, count: int) -> None:
-    """Refuse a write of no records or of too many, before anything is made of them."""
+    """Raise for a write without records or with too many, before any is encoded."""
     if not count:
         raise BadInput("a write has at least one record; nothing was written")
     if count > limits.batch_records_max:
@@ -93,39 +93,39 @@ def batch_from_texts(
     nodes: object,
     metas: object,
 ) -> Batch:
-    """A batch whose data is JSON text already, or bytes where `json` says so. Checked record by record in the order
-    of the wire contract: tag, node, meta, then the whole."""
+    """Build a batch of JSON texts, or of bytes where `json` is false. Checked in the order of the wire contract: tag,
+    node, meta, then the whole record."""
     count = len(datas)
     check_count(limits, count)
-    made = Batch(
+    batch = Batch(
         datas,
         json,
         _encode_names(tags, "tag", count, limits.tag_bytes_max),
         _encode_names(nodes, "node", count, limits.node_bytes_max),
         _encode_metas(metas, count, limits),
     )
-    _check_sizes(made, limits)
-    return made
+    _check_sizes(batch, limits)
+    return batch
 
 
-def _check_sizes(made: Batch, limits: EngineConfig) -> None:
-    if made.weight <= limits.record_bytes_max:
-        return  # all of them together are no larger than one may be
-    largest = max(made.lengths if made.metas is None else map(add, made.lengths, map(len, made.metas)))
+def _check_sizes(batch: Batch, limits: EngineConfig) -> None:
+    if batch.weight <= limits.record_bytes_max:
+        return  # all records together are within the limit of one
+    largest = max(batch.lengths if batch.metas is None else map(add, batch.lengths, map(len, batch.metas)))
     if largest > limits.record_bytes_max:
         raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
 
 
-def _encode_datas(many: Sequence[object]) -> tuple[list[bytes], bool | list[bool]]:
-    if native.all_bytes(many):
-        return list(many), False  # type: ignore[arg-type]  # the plain case, at a tenth of the price of looking closer
-    raw = [isinstance(item, bytes | bytearray | memoryview) for item in many]
+def _encode_datas(items: Sequence[object]) -> tuple[list[bytes], bool | list[bool]]:
+    if native.all_bytes(items):
+        return list(items), False  # type: ignore[arg-type]  # a tenth of the cost of the checks below
+    raw = [isinstance(item, bytes | bytearray | memoryview) for item in items]
     if all(raw):
-        return [item if type(item) is bytes else bytes(item) for item in many], False  # type: ignore[call-overload]
+        return [item if type(item) is bytes else bytes(item) for item in items], False  # type: ignore[call-overload]
     if not any(raw):
-        return to_json(many), True
-    texts = iter(to_json([item for item, is_raw in zip(many, raw, strict=True) if not is_raw]))
-    mixed = [bytes(item) if is_raw else next(texts) for item, is_raw in zip(many, raw, strict=True)]  # type: ignore[call-overload]
+        return to_json(items), True
+    texts = iter(to_json([item for item, is_raw in zip(items, raw, strict=True) if not is_raw]))
+    mixed = [bytes(item) if is_raw else next(texts) for item, is_raw in zip(items, raw, strict=True)]  # type: ignore[call-overload]
     return mixed, [not is_raw for is_raw in raw]
 
 
@@ -147,35 +147,35 @@ def _encode_name(value: object, what: str, limit: int) -> bytes:
     if not isinstance(value, str):
         raise BadInput(f"a {what} is text, not {type(value).__name__}; nothing was written")
     try:
-        made = value.encode()
+        encoded = value.encode()
     except UnicodeEncodeError:
         raise BadInput(f"the {what} {value!r} cannot be written as UTF-8; nothing was written") from None
-    if len(made) > limit:
-        raise BadInput(f"a {what} of {len(made)} bytes is over the limit of {limit}; nothing was written")
-    return made
+    if len(encoded) > limit:
+        raise BadInput(f"a {what} of {len(encoded)} bytes is over the limit of {limit}; nothing was written")
+    return encoded
 
 
 def _encode_metas(value: object, count: int, limits: EngineConfig) -> list[bytes] | None:
     if value is None:
         return None
-    each = value if isinstance(value, list | tuple) else [value] * count
-    if len(each) != count:
-        raise BadInput(f"{count} records came with {len(each)} values of meta; nothing was written")
-    if any(type(meta) is msgspec.Raw for meta in each):
-        return _reencode_metas(each, limits)
-    for meta in each:
+    given = value if isinstance(value, list | tuple) else [value] * count
+    if len(given) != count:
+        raise BadInput(f"{count} records came with {len(given)} values of meta; nothing was written")
+    if any(type(meta) is msgspec.Raw for meta in given):
+        return _reencode_metas(given, limits)
+    for meta in given:
         if meta is not None and not isinstance(meta, dict):
             raise BadInput(f"a meta is a dict, not {type(meta).__name__}; nothing was written")
         _check_meta_keys(meta, limits)
-    made = iter(to_json([meta for meta in each if meta is not None]) if any(m is not None for m in each) else [])
-    metas = [b"" if meta is None else next(made) for meta in each]
+    encoded = iter(to_json([meta for meta in given if meta is not None]) if any(m is not None for m in given) else [])
+    metas = [b"" if meta is None else next(encoded) for meta in given]
     return _check_meta_sizes(metas, limits)
 
 
-def _reencode_metas(each: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:
-    """Metas that came as text: decoded and written again one by one."""
+def _reencode_metas(texts: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:
+    """Decode and encode metas that arrived as text, one by one."""
     metas = []
-    for text in each:
+    for text in texts:
         meta = None if text is None else decode_meta(bytes(text))
         _check_meta_keys(meta, limits)
         metas.append(b"" if meta is None else _encode(meta))
@@ -196,7 +196,7 @@ def _check_meta_sizes(metas: list[bytes], limits: EngineConfig) -> list[bytes] |
 
 @dataclass(slots=True)
 class ArrowBatch:
-    """A batch that came as Arrow columns and stays columns."""
+    """A batch of Arrow columns."""
 
     data: pa.Array
     json: bool
@@ -217,7 +217,7 @@ class ArrowBatch:
 
 @dataclass(slots=True)
 class MultiBatch:
-    """Tables of one caller that are written as one batch, in their order."""
+    """Tables of one caller that are written as one batch, in order."""
 
     parts: list[Batch | ArrowBatch]
     weight: int = field(init=False)
@@ -234,7 +234,7 @@ def _sum_bytes(array: pa.Array) -> int:
 
 
 def batch_from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch | ArrowBatch:
-    """A batch from Arrow columns: `data`, and optionally `tag`, `node`, `meta` (JSON text) and `json` (bool)."""
+    """Build a batch from Arrow columns: `data`, and optionally `tag`, `node`, `meta` (JSON text) and `json` (bool)."""
     if not isinstance(table, pa.Table | pa.RecordBatch):
         raise BadInput(f"append_arrow takes a table or a record batch, not {type(table).__name__}; nothing was written")
     names = set(table.schema.names)
@@ -272,7 +272,7 @@ def _compact_json(data: pa.Array, json: list[bool]) -> pa.Array:
 
 
 def _check_json(data: pa.Array, metas: pa.Array | None, json: pa.ChunkedArray | None, limits: EngineConfig) -> None:
-    """Refuse what could not be read again: text that claims to be JSON and is not."""
+    """Raise BadInput for text that claims to be JSON and is not."""
     if json is not None and not pa.types.is_boolean(json.type):
         raise BadInput(f"the column 'json' is {json.type}, not bool; nothing was written")
     if metas is not None:
@@ -316,9 +316,9 @@ def _binary_column(table: pa.Table | pa.RecordBatch, name: str, limit: int) -> p
 def encode_into_buffer(
     allocate: Callable[[int], bytearray], topic_id: int, first_seq: int, ts_ms: int, batch: Batch, *, durable: bool
 ) -> FrameBuffers:
-    """`frames` of a batch whose records differ in their data alone, in memory that is used again."""
-    assert isinstance(batch.tag, bytes), "one for all"
-    assert isinstance(batch.node, bytes), "one for all"
+    """`encode_frames` into reused memory, for a batch whose records differ only in their data."""
+    assert isinstance(batch.tag, bytes), "the same for all records"
+    assert isinstance(batch.node, bytes), "the same for all records"
     return write_frames(
         allocate,
         topic_id,
@@ -341,16 +341,16 @@ def encode_frames(
     durable: bool,
     chained: bool = False,
 ) -> list[bytes]:
-    """The frames of a batch, chained into one; `chained`: and to what follows."""
+    """Encode a batch as frames chained into one; `chained`: also to the frames that follow."""
     out: list[bytes] = []
     if isinstance(batch, MultiBatch):
         for number, each in enumerate(batch.parts, 1):
             out += encode_frames(topic_id, first_seq, ts_ms, each, durable=durable, chained=number < len(batch.parts))
             first_seq += len(each)
         return out
-    gated = (DURABLE if durable else 0) | (MORE if chained else 0)
+    base_flags = (DURABLE if durable else 0) | (MORE if chained else 0)
     if isinstance(batch, ArrowBatch):
-        flags = gated | (JSON if batch.json else 0)
+        flags = base_flags | (JSON if batch.json else 0)
         return batches.encode_arrow(
             topic_id,
             first_seq,
@@ -362,14 +362,14 @@ def encode_frames(
             flags=flags,
         )
     if isinstance(batch.json, bool):
-        return _encode_run(topic_id, first_seq, ts_ms, batch, gated | (JSON if batch.json else 0))
-    at = 0
+        return _encode_run(topic_id, first_seq, ts_ms, batch, base_flags | (JSON if batch.json else 0))
+    pos = 0
     runs = [(is_json, len(list(run))) for is_json, run in groupby(batch.json)]
     for number, (is_json, count) in enumerate(runs):
-        part = _slice_batch(batch, at, at + count)
+        part = _slice_batch(batch, pos, pos + count)
         more = MORE if number < len(runs) - 1 else 0
-        out += _encode_run(topic_id, first_seq + at, ts_ms, part, gated | more | (JSON if is_json else 0))
-        at += count
+        out += _encode_run(topic_id, first_seq + pos, ts_ms, part, base_flags | more | (JSON if is_json else 0))
+        pos += count
     return out
 
 

@@ -1,29 +1,20 @@
-"""[shell] Everything that lies in a data directory, held against everything that vouches for it. Changes nothing.
+"""Verify every file in a data directory against its checksums and the snapshot. Changes nothing.
 
-    meta/snapshot.*      its own checksum, and what it says of the rest
-    wal/                 every frame of every file; a torn tail is told from damage as recovery tells it
-    topics/  .data       every frame, the footer's checksums, the length and the seqs that the snapshot names
+    meta/snapshot.*      its checksum, and its consistency
+    wal/                 every frame of every file; torn tails and damage as recovery distinguishes them
+    topics/  .data       every frame, the footer's checksums, the length and the seqs in the snapshot
              .idx        byte for byte what the data gives
-             .foot       its own checksum, and the figures of the data
-             .tag        byte for byte what the data gives, where there is one
-             .del        its own checksum, and the live records that the snapshot counts
-    all of it            when nothing is damaged, a start for reading must find nothing either
+             .foot       its checksum, and its totals of the data
+             .tag        byte for byte what the data gives, if there is one
+             .del        its checksum, and the live records that the snapshot counts
+    all of it            without damage, opening the directory read-only must report none either
 
-Damage is what no crash leaves behind, notes are what the next start mends. A writer may go on: what looks damaged is
-looked at again, and what was removed since is not held against it.
-
-[shell] The examination of a directory in parts that many can work at: `check` says what is looked at and why.
-
-    here     snapshots, what nobody names, and at the end a start for reading
-    parts    the WAL of each shard; the segments of all topics, by bytes
-
-A part is plain data and can be examined in any process that sees the directory. What it finds comes back here, where it
-is held against the directory as it is now: a writer may have removed in the meantime what looked damaged.
+Damage is what no crash leaves; notes are what the next start repairs. A writer may be active: damage is verified
+again, and files that it removed since are ignored.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -43,7 +34,7 @@ from tidelog.engine.config import OWN
 from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
-from tidelog.engine.segment import CODEC
+from tidelog.engine.segment import CODEC, SEGMENT_FILE_PATTERN
 from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, encode_tag_index
 from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR, topic_directory
@@ -72,20 +63,20 @@ _FILE_SUFFIXES: Final = {
     "tags": ".tag",
     "deletions": ".del",
 }
-_SEGMENT_FILE_PATTERN = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|tag|del)(\.tmp|\.rebuilding)?")
 _CHUNK_BYTES: Final = 8 << 20
+CHECK_TASK_BYTES: Final = 64 << 20
 _UNFINISHED_CHECKPOINT: Final = "of a checkpoint that is under way or did not finish"
-_NOTHING_LOST: Final = "no record is lost: it is made again from the data"
+_NOTHING_LOST: Final = "no record is lost: it is rebuilt from the data"
 
 
 class Finding(NamedTuple):
     """One place that is not as it should be."""
 
     kind: FindingKind
-    file: str  # as seen from the data directory
-    pos: int | None  # the first bad byte, where it is known
+    file: str  # relative to the data directory
+    pos: int | None  # the first bad byte, if known
     reason: str
-    damage: bool = True  # False: a note, which the next start mends
+    damage: bool = True  # False: a note, repaired by the next start
     topic: str | None = None
     seqs: range = range(0)  # records that cannot be read because of it
 
@@ -95,200 +86,272 @@ def check_directory(path: str, *, disk: Disk | None = None, progress: Progress |
     return DirectoryCheck(str(path).rstrip("/") or "/", disk or PosixDisk(), progress or (lambda *_: None))
 
 
+class CheckTask(NamedTuple):
+    """A shard of the WAL, or some segments. Plain data: any process that sees the directory can run it."""
+
+    path: str
+    shard: str | None
+    segments: tuple[tuple[TopicRow, SegmentRow], ...] = ()
+
+
+class CheckResult(NamedTuple):
+    findings: tuple[tuple[Finding, tuple[int, int] | None], ...]  # with topic and base, for a segment
+    segments: int = 0
+    frames: int = 0
+    bytes: int = 0
+    dropped: frozenset[int] = frozenset()  # topics whose drop is in the WAL
+
+
+def run_check_task(task: CheckTask, *, disk: Disk | None = None) -> CheckResult:
+    """Check one shard or some segments."""
+    disk = disk or PosixDisk()
+    if task.shard is not None:
+        return ShardCheck(disk, task.path, task.shard).run()
+    results: list[tuple[Finding, tuple[int, int] | None]] = []
+    for topic, row in task.segments:
+        findings = SegmentCheck(disk, topic_directory(task.path, topic.id), topic, row).findings()
+        results += [
+            (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base)) for finding in findings
+        ]
+    return CheckResult(tuple(results), len(task.segments), 0, sum(row.size for _, row in task.segments))
+
+
 class DirectoryCheck:
-    """Iterate for the findings; how much was looked at is known after the loop."""
+    """Iterate for the findings; the totals are complete after the loop.
+
+    To run in parallel, iterate `begin()`, run its `tasks` anywhere, and iterate `merge_results`.
+    """
 
     def __init__(self, root: str, disk: Disk, progress: Progress) -> None:
         self._root, self._disk, self._progress = root, disk, progress
-        self._wal, self._done, self._total = join(root, WAL_DIR), 0, 0
-        self._shard_counts, self._dropped_topics = (
-            (0, 0),
-            set[int](),
-        )  # frames and bytes of a group by the last look; dropped topics
+        self._wal = join(root, WAL_DIR)
+        self._dropped_topics: set[int] = set()
+        self.tasks: list[CheckTask] = []
         self.frames = self.topics = self.segments = self.records = self.bytes = self.damage_count = 0
 
     def __iter__(self) -> Iterator[Finding]:
-        if not set(self._list_dir(self._root)) & {manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR}:
-            raise NotFound(f"there are no topics in {self._root}; nothing was changed, check the path")
-        loaded, unread = self._check_manifests()
-        keys = sorted({*paths.list_shard_keys(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
-        self._total = len(keys) + sum(len(row.segments) for row in loaded.manifest.topics)
-        self.topics = len([row for row in loaded.manifest.topics if not row.name.startswith(OWN)])
-        parts = (
-            self._check_shards(keys),
-            self._check_segments(loaded),
-            self._find_leftovers(loaded),
-            self._check_startup(),
-        )
-        for finding in chain(unread, *parts):
+        loaded, unreadable = self._load()
+        parts = (unreadable, self._run_tasks(loaded), self._find_leftovers(loaded), self._check_startup())
+        return self._counted(chain(*parts))
+
+    def begin(self) -> Iterator[Finding]:
+        """Check snapshots and leftovers, and list the rest in `tasks`."""
+        loaded, unreadable = self._load()
+        self.tasks += self._iter_tasks(loaded, CHECK_TASK_BYTES)
+        return self._counted(chain(unreadable, self._find_leftovers(loaded)))
+
+    def merge_results(self, results: Iterable[CheckResult]) -> Iterator[Finding]:
+        """Yield the findings that are still valid, then those of a start."""
+        merged = (finding for result in results for finding in self._merge(result))
+        return self._counted(chain(merged, self._check_startup()))
+
+    def _counted(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        for finding in findings:
             self.damage_count += finding.damage
             yield finding
 
-    # ── snapshots ─────────────────────────────────────────────────────────────────────────────
+    def _load(self) -> tuple[LoadedManifest, list[Finding]]:
+        if not set(self._list_dir(self._root)) & {manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR}:
+            raise NotFound(f"there are no topics in {self._root}; nothing was changed, check the path")
+        loaded, unreadable = _load_manifests(self._disk, self._root)
+        self.topics = len([row for row in loaded.manifest.topics if not row.name.startswith(OWN)])
+        return loaded, unreadable
 
-    def _check_manifests(self) -> tuple[LoadedManifest, list[Finding]]:
-        good: list[tuple[int, Manifest]] = []
-        found = []
-        for number in manifest.list_manifest_numbers(self._disk, self._root):
-            path = manifest.manifest_path(self._root, number)
-            try:
-                content = read_file(self._disk, path)
-                if content is not None:  # else it was pruned while we looked
-                    good.append((number, snapshot.decode_snapshot(Manifest, content)))
-            except (Corrupt, NewerFormat, OSError) as error:
-                found.append(Finding("snapshot", self._relative(path), *_describe_error(error)))
-        if not good:
-            return LoadedManifest(0, Manifest(), None, []), found
-        path = self._relative(manifest.manifest_path(self._root, good[0][0]))
-        found += [Finding("snapshot", path, None, said) for said in _find_contradictions(good[0][1])]
-        return LoadedManifest(*good[0], good[1][1] if len(good) > 1 else None, []), found
+    def _run_tasks(self, loaded: LoadedManifest) -> Iterator[Finding]:
+        total = len(self._shard_keys(loaded)) + sum(len(row.segments) for row in loaded.manifest.topics)
+        for done, task in enumerate(self._iter_tasks(loaded, 1), 1):
+            result = run_check_task(task, disk=self._disk)
+            self._progress(task.segments[0][0].name if task.segments else f"WAL {task.shard}".strip(), done, total)
+            yield from self._merge(result)
 
-    # ── the WAL ───────────────────────────────────────────────────────────────────────────────
-
-    def _check_shards(self, keys: Sequence[str]) -> Iterator[Finding]:
-        for key in keys:
-            yield from self._check_shard(key)
-            self.frames, self.bytes = self.frames + self._shard_counts[0], self.bytes + self._shard_counts[1]
-            self._report_progress(f"WAL {key}".strip())
-
-    def _check_shard(self, key: str) -> list[Finding]:
-        return self._repeat_until_stable(lambda: list(self._check_shard_once(key, self._check_manifests()[0])))
-
-    def _repeat_until_stable(self, check: Callable[[], list[Finding]]) -> list[Finding]:
-        """What is found twice alike, or is no damage. What another look does not find was a writer at work."""
-        before: list[Finding] | None = None
-        for _ in range(8):
-            try:
-                found = check()
-            except (Unavailable, FileNotFoundError):  # something was removed while we looked
-                continue
-            if found == before or not _has_damage(found):
-                return found
-            before = found
-        raise Unavailable(f"{self._root} changes faster than it can be read; nothing was changed, try again")
-
-    def _check_shard_once(self, key: str, loaded: LoadedManifest) -> Iterator[Finding]:
-        place = paths.shard_directory(self._wal, key)
-        numbers, self._shard_counts = paths.list_file_numbers(self._disk, place), (0, 0)
-        start = replay_start(loaded, key) or Position(2 if numbers[:1] == [2] else 1, 0)  # as recovery begins
-        if start.file_number not in numbers and numbers and numbers[-1] > start.file_number:
-            missing = self._relative(paths.file_path(place, start.file_number))
-            yield Finding("wal", missing, None, "it is missing: what was written there after the snapshot is lost")
-        try:
-            # From the oldest byte that is there: what a snapshot covers is needed again should that one not read.
-            oldest = Position(numbers[0], 0) if numbers else start
-            replay = self._scan_shard(replay_shard(self._disk, place, oldest, durable=max(oldest, start)))
-            yield from self._report_shard(replay, place, start)
-        except Damaged as error:
-            yield Finding("wal", self._relative(place), None, str(error))
-            return
-        if said := replay.current_file_fault():
-            current = self._relative(join(place, paths.CURRENT))
-            yield Finding("wal", current, 0, f"{said}; nothing hangs on it, the next start writes it anew", False)
-
-    def _scan_shard(self, replay: Replay) -> Replay:
-        for window in replay:
-            self._shard_counts = self._shard_counts[0] + len(window.frame_pos), self._shard_counts[1]
-            self._dropped_topics |= set(
-                window.headers["topic_id"][window.headers["kind"] == frame.TOPIC_DELETE].tolist()
-            )
-        self._shard_counts = (
-            self._shard_counts[0],
-            self._shard_counts[1] + sum(extent.hi - extent.lo for extent in replay.extents),
-        )
-        return replay
-
-    def _report_shard(self, replay: Replay, place: str, start: Position) -> Iterator[Finding]:
-        for gap in (gap for gap in replay.missing_frames if gap.stop > start.file_number):
-            said = f"frames {gap.start} to {gap.stop - 1}, which come before it, are in no file"
-            yield Finding("wal", self._relative(paths.file_path(place, gap.stop)), 0, said)
-        for lost in (lost for lost in replay.losses if lost.file):
-            said = f"{lost.end - lost.pos} bytes that were synced do not read ({lost.reason})"
-            if Position(lost.file_number, lost.end) <= start:
-                said += "; no record is lost: a snapshot covers it"
-            else:
-                said += "; acknowledged records may be lost with them, what follows them is replayed"
-            yield Finding("wal", self._relative(paths.file_path(place, lost.file_number)), lost.pos, said)
-        if (absent := replay.missing_file) is not None:
-            said = f"it is missing: what was written there after the snapshot is lost ({absent.reason})"
-            yield Finding("wal", self._relative(paths.file_path(place, absent.file_number)), None, said)
-        if (cut := replay.torn_tail) is not None:
-            said = f"an unfinished write of {cut.size} bytes ({cut.reason}); the next start cuts it"
-            if cut.frames:
-                said += f" and keeps it: {cut.frames} frames that read follow, of which no sync is known"
-            yield Finding("wal", self._relative(paths.file_path(place, cut.file_number)), cut.pos, said, False)
-
-    # ── segments ──────────────────────────────────────────────────────────────────────────────
-
-    def _check_segments(self, loaded: LoadedManifest) -> Iterator[Finding]:
+    def _iter_tasks(self, loaded: LoadedManifest, task_bytes: int) -> Iterator[CheckTask]:
+        """Yield the shards, then segments of at least `task_bytes` together; not those of topics known as dropped."""
+        for key in self._shard_keys(loaded):
+            yield CheckTask(self._root, key)
+        segments: list[tuple[TopicRow, SegmentRow]] = []
         for row in loaded.manifest.topics:
+            slim = msgspec.structs.replace(row, segments=())
             for segment in row.segments if row.id not in self._dropped_topics else ():
-                found = SegmentCheck(self._disk, topic_directory(self._root, row.id), row, segment).findings()
-                self.segments, self.bytes = self.segments + 1, self.bytes + segment.size
-                self._report_progress(row.name)
-                if not _has_damage(found) or not self._was_removed(row.id, segment.base):
-                    yield from (finding._replace(file=self._relative(finding.file)) for finding in found)
+                segments.append((slim, segment))
+                if sum(each.size for _, each in segments) >= task_bytes:
+                    yield CheckTask(self._root, None, tuple(segments))
+                    segments = []
+        if segments:
+            yield CheckTask(self._root, None, tuple(segments))
+
+    def _merge(self, result: CheckResult) -> Iterator[Finding]:
+        """Yield findings, except damage of a segment that a writer removed meanwhile."""
+        self._dropped_topics |= result.dropped
+        self.segments, self.frames = self.segments + result.segments, self.frames + result.frames
+        self.bytes += result.bytes
+        removed: dict[tuple[int, int], bool] = {}
+        for finding, segment in result.findings:
+            if segment is not None and segment not in removed:
+                damaged = any(each.damage for each, of in result.findings if of == segment)
+                removed[segment] = damaged and self._was_removed(*segment)
+            if segment is None or not removed[segment]:
+                yield finding
 
     def _was_removed(self, topic_id: int, base: int) -> bool:
         """Whether a writer has removed a segment, or its topic, since the check began."""
-        loaded, _ = self._check_manifests()
+        loaded, _ = _load_manifests(self._disk, self._root)
         rows = {row.id: row.segments for row in loaded.manifest.topics}
         if base not in {segment.base for segment in rows.get(topic_id, ())}:
             return True
         for key in paths.list_shard_keys(self._disk, self._wal):
-            self._check_shard(key)
+            self._dropped_topics |= ShardCheck(self._disk, self._root, key).run().dropped
         return topic_id in self._dropped_topics
 
-    # ── what nobody names, and the whole ──────────────────────────────────────────────────────
+    def _shard_keys(self, loaded: LoadedManifest) -> list[str]:
+        return sorted({*paths.list_shard_keys(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
 
     def _find_leftovers(self, loaded: LoadedManifest) -> Iterator[Finding]:
-        made = [loaded.manifest, *([loaded.before] if loaded.before is not None else [])]
-        named = {(f"{topic.id:08X}", row.base) for each in made for topic in each.topics for row in topic.segments}
-        # Without a snapshot nobody can say which files are too many.
+        manifests = [loaded.manifest, *([loaded.before] if loaded.before is not None else [])]
+        named = {(f"{topic.id:08X}", row.base) for each in manifests for topic in each.topics for row in topic.segments}
+        # Without a snapshot it is unknown which files are left over.
         for topic in self._list_dir(join(self._root, TOPICS_DIR)) if loaded.number else ():
             for file in self._list_dir(join(join(self._root, TOPICS_DIR), topic)):
-                segment = _SEGMENT_FILE_PATTERN.fullmatch(file)
-                if segment is not None and (segment[2] or (topic, int(segment[1])) not in named):
-                    said = f"no snapshot names it: {_UNFINISHED_CHECKPOINT}"
-                    yield Finding("leftover", join(join(TOPICS_DIR, topic), file), None, said, False)
+                match = SEGMENT_FILE_PATTERN.fullmatch(file)
+                if match is not None and (match[3] or (topic, int(match[1])) not in named):
+                    reason = f"no snapshot names it: {_UNFINISHED_CHECKPOINT}"
+                    yield Finding("leftover", join(join(TOPICS_DIR, topic), file), None, reason, False)
         for name in self._list_dir(join(self._root, QUARANTINE_DIR)):
             yield Finding(
                 "leftover", join(QUARANTINE_DIR, name), None, "bytes that an earlier start cut and kept", False
             )
 
     def _check_startup(self) -> Iterator[Finding]:
-        """What is whole file by file must also start; what is not has been told of."""
-        yield from () if self.damage_count else self._repeat_until_stable(self._open_read_only)
+        """A directory without damaged files must also open."""
+        yield from () if self.damage_count else _repeat_until_stable(self._root, self._open_read_only)
 
     def _open_read_only(self) -> list[Finding]:
-        plain: dict[str, Any] = {"clock": None, "config": None, "accept_loss": False, "progress": None, "settings": {}}
+        defaults: dict[str, Any] = {
+            "clock": None,
+            "config": None,
+            "accept_loss": False,
+            "progress": None,
+            "settings": {},
+        }
         try:
-            found = open_directory(self._root, read_only=True, disk=self._disk, **plain)
+            opened = open_directory(self._root, read_only=True, disk=self._disk, **defaults)
         except (Refused, Damaged) as error:
             return [Finding("start", ".", None, str(error))]
-        counts = [core.index.count for name, core in found.topics.items() if not name.startswith(OWN)]
+        counts = [topic.index.count for name, topic in opened.topics.items() if not name.startswith(OWN)]
         self.topics, self.records = len(counts), sum(counts)
-        return [Finding("start", ".", None, said) for said in found.report.damage]
+        return [Finding("start", ".", None, reason) for reason in opened.report.damage]
 
     def _list_dir(self, path: str) -> list[str]:
         with suppress(FileNotFoundError, NotADirectoryError):
             return self._disk.list_dir(path)
         return []
 
-    def _relative(self, path: str) -> str:
-        return path.removeprefix(f"{self._root.rstrip('/')}/")
 
-    def _report_progress(self, what: str) -> None:
-        self._done += 1
-        self._progress(what, self._done, self._total)
+def _relative(root: str, path: str) -> str:
+    return path.removeprefix(f"{root.rstrip('/')}/")
 
 
-def _has_damage(found: Sequence[Finding]) -> bool:
-    return any(finding.damage for finding in found)
+def _load_manifests(disk: Disk, root: str) -> tuple[LoadedManifest, list[Finding]]:
+    """Load the two newest snapshots, with findings about all of them."""
+    readable: list[tuple[int, Manifest]] = []
+    findings = []
+    for number in manifest.list_manifest_numbers(disk, root):
+        path = manifest.manifest_path(root, number)
+        try:
+            content = read_file(disk, path)
+            if content is not None:  # otherwise pruned meanwhile
+                readable.append((number, snapshot.decode_snapshot(Manifest, content)))
+        except (Corrupt, NewerFormat, OSError) as error:
+            findings.append(Finding("snapshot", _relative(root, path), *_describe_error(error)))
+    if not readable:
+        return LoadedManifest(0, Manifest(), None, []), findings
+    path = _relative(root, manifest.manifest_path(root, readable[0][0]))
+    findings += [Finding("snapshot", path, None, reason) for reason in _find_contradictions(readable[0][1])]
+    return LoadedManifest(*readable[0], readable[1][1] if len(readable) > 1 else None, []), findings
+
+
+def _repeat_until_stable(root: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """Repeat a check until it finds no damage, or the same twice: damage that disappears was a writer at work."""
+    before: list[Finding] | None = None
+    for _ in range(8):
+        try:
+            findings = check()
+        except (Unavailable, FileNotFoundError):  # a file was removed meanwhile
+            continue
+        if findings == before or not any(finding.damage for finding in findings):
+            return findings
+        before = findings
+    raise Unavailable(f"{root} changes faster than it can be read; nothing was changed, try again")
+
+
+class ShardCheck:
+    """Every file of one WAL shard."""
+
+    def __init__(self, disk: Disk, root: str, key: str) -> None:
+        self._disk, self._root, self._key = disk, root, key
+        self._directory = paths.shard_directory(join(root, WAL_DIR), key)
+        self._frames = self._bytes = 0
+        self._dropped_topics: set[int] = set()
+
+    def run(self) -> CheckResult:
+        findings = _repeat_until_stable(self._root, lambda: list(self._check_once()))
+        dropped = frozenset(self._dropped_topics)
+        return CheckResult(tuple((finding, None) for finding in findings), 0, self._frames, self._bytes, dropped)
+
+    def _check_once(self) -> Iterator[Finding]:
+        loaded, _ = _load_manifests(self._disk, self._root)
+        numbers = paths.list_file_numbers(self._disk, self._directory)
+        self._frames = self._bytes = 0
+        start = replay_start(loaded, self._key) or Position(2 if numbers[:1] == [2] else 1, 0)  # as in recovery
+        if start.file_number not in numbers and numbers and numbers[-1] > start.file_number:
+            reason = "it is missing: what was written there after the snapshot is lost"
+            yield Finding("wal", self._file(start.file_number), None, reason)
+        try:
+            # From the oldest byte: frames that a snapshot covers are needed again if that snapshot does not read.
+            oldest = Position(numbers[0], 0) if numbers else start
+            replay = self._scan(replay_shard(self._disk, self._directory, oldest, durable=max(oldest, start)))
+            yield from self._describe_losses(replay, start)
+        except Damaged as error:
+            yield Finding("wal", _relative(self._root, self._directory), None, str(error))
+            return
+        if fault := replay.current_file_fault():
+            current = _relative(self._root, join(self._directory, paths.CURRENT))
+            yield Finding("wal", current, 0, f"{fault}; nothing depends on it, the next start rewrites it", False)
+
+    def _scan(self, replay: Replay) -> Replay:
+        for window in replay:
+            self._frames += len(window.frame_pos)
+            self._dropped_topics |= set(
+                window.headers["topic_id"][window.headers["kind"] == frame.TOPIC_DELETE].tolist()
+            )
+        self._bytes += sum(extent.hi - extent.lo for extent in replay.extents)
+        return replay
+
+    def _describe_losses(self, replay: Replay, start: Position) -> Iterator[Finding]:
+        for gap in (gap for gap in replay.missing_frames if gap.stop > start.file_number):
+            reason = f"frames {gap.start} to {gap.stop - 1}, which come before it, are in no file"
+            yield Finding("wal", self._file(gap.stop), 0, reason)
+        for lost in (lost for lost in replay.losses if lost.file):
+            reason = f"{lost.end - lost.pos} bytes that were synced do not read ({lost.reason})"
+            if Position(lost.file_number, lost.end) <= start:
+                reason += "; no record is lost: a snapshot covers it"
+            else:
+                reason += "; acknowledged records may be lost with them, what follows them is replayed"
+            yield Finding("wal", self._file(lost.file_number), lost.pos, reason)
+        if (missing := replay.missing_file) is not None:
+            reason = f"it is missing: what was written there after the snapshot is lost ({missing.reason})"
+            yield Finding("wal", self._file(missing.file_number), None, reason)
+        if (torn := replay.torn_tail) is not None:
+            reason = f"an unfinished write of {torn.size} bytes ({torn.reason}); the next start cuts it"
+            if torn.frames:
+                reason += f" and keeps it: {torn.frames} frames that read follow, of which no sync is known"
+            yield Finding("wal", self._file(torn.file_number), torn.pos, reason, False)
+
+    def _file(self, number: int) -> str:
+        return _relative(self._root, paths.file_path(self._directory, number))
 
 
 def _describe_error(error: Corrupt | NewerFormat | OSError) -> tuple[int | None, str]:
-    """Where a small file is bad and how."""
+    """Return where a small file is bad, and the reason."""
     if isinstance(error, Corrupt):
         return error.pos, error.reason
     if isinstance(error, NewerFormat):
@@ -297,7 +360,7 @@ def _describe_error(error: Corrupt | NewerFormat | OSError) -> tuple[int | None,
 
 
 def _find_contradictions(made: Manifest) -> Iterator[str]:
-    """What a snapshot says that cannot be."""
+    """Yield contradictions inside a snapshot."""
     for row in made.topics:
         floor, stop = max(row.cap_mark, row.ttl_mark, row.source_mark) + 1, 1
         if not (floor <= row.earliest <= row.head + 1 and row.head <= row.reserved and row.id < made.next_topic_id):
@@ -310,9 +373,9 @@ def _find_contradictions(made: Manifest) -> Iterator[str]:
 
 
 class CheckpointSummary(NamedTuple):
-    """How far checkpoints of a directory are, by its newest snapshot alone."""
+    """The state of checkpoints in a directory, from its newest snapshot alone."""
 
-    snapshot: int  # its number; 0: there is none
+    snapshot: int  # its number; 0: none
     saved_ms: int | None  # when it was written
     wal_bytes: int
     lagging: tuple[str, ...]  # topics that it could not write
@@ -321,22 +384,22 @@ class CheckpointSummary(NamedTuple):
 
 
 def checkpoint_summary(path: str, disk: Disk | None = None) -> CheckpointSummary | None:
-    """A glance at a data directory, beside a writer or without one; None where it is none. Reads no record."""
+    """Summarize the newest snapshot and the WAL of a data directory; None if it is none. Reads no record."""
     disk = disk or PosixDisk()
     wal = join(path, WAL_DIR)
     if disk.stat(wal) is None:
         return None
     loaded = manifest.load_newest(disk, path)
-    found = disk.stat(manifest.manifest_path(path, loaded.number)) if loaded.number else None
+    snapshot_stat = disk.stat(manifest.manifest_path(path, loaded.number)) if loaded.number else None
     size = 0
     for key in paths.list_shard_keys(disk, wal):
-        place = paths.shard_directory(wal, key)
-        stats = (disk.stat(paths.file_path(place, number)) for number in paths.list_file_numbers(disk, place))
-        size += sum(each.size for each in stats if each is not None)
+        directory = paths.shard_directory(wal, key)
+        stats = (disk.stat(paths.file_path(directory, number)) for number in paths.list_file_numbers(disk, directory))
+        size += sum(stat.size for stat in stats if stat is not None)
     rows = loaded.manifest.topics
     return CheckpointSummary(
         loaded.number,
-        found.modified_ms if found else None,
+        snapshot_stat.modified_ms if snapshot_stat else None,
         size,
         tuple(row.name for row in rows if row.id in loaded.manifest.lagging),
         tuple(f"{row.name} {segment.base}" for row in rows for segment in row.segments if segment.unproven),
@@ -347,10 +410,10 @@ def checkpoint_summary(path: str, disk: Disk | None = None) -> CheckpointSummary
 class SegmentCheck:
     """One segment's files against each other and against its row of the snapshot."""
 
-    def __init__(self, disk: Disk, place: str, topic: TopicRow, row: SegmentRow) -> None:
+    def __init__(self, disk: Disk, directory: str, topic: TopicRow, row: SegmentRow) -> None:
         self._disk, self._stem, self._topic, self._row = (
             disk,
-            join(place, CODEC.name_format.format(row.base)),
+            join(directory, CODEC.name_format.format(row.base)),
             topic,
             row,
         )
@@ -361,7 +424,7 @@ class SegmentCheck:
         row = self._row
         try:
             data, index = (map_file(self._disk, self._stem + suffix) for suffix in (".data", ".idx"))
-            dead, foot = self._read_deletions(), self._read_footer()
+            deleted, foot = self._read_deletions(), self._read_footer()
         except OSError as error:
             self._add_finding("data", *_describe_error(error))
             return self._found
@@ -370,15 +433,15 @@ class SegmentCheck:
             return self._found
         self._check_length("data", len(data), row.size)
         self._check_length("index", len(index or b""), self._entries)
-        walk = scan.scan_records(data[: row.size], above=row.base - 1)
-        faults = [] if self._is_complete(walk) else list(self._find_faults(data[: row.size], index, foot, walk))
+        scanned = scan.scan_records(data[: row.size], above=row.base - 1)
+        faults = [] if self._is_complete(scanned) else list(self._find_faults(data[: row.size], index, foot, scanned))
         for fault in faults:
             self._add_finding("data", fault.pos, fault.reason, range(fault.seq, fault.resume))
         if foot is not None:
             self._check_footer(foot, data, index, faults)
         if not faults:
-            self._check_index_and_counts(walk.rows, index, dead)
-            self._check_tag_index(walk.rows, footed=foot is not None)
+            self._check_index_and_counts(scanned.rows, index, deleted)
+            self._check_tag_index(scanned.rows, has_footer=foot is not None)
         return self._found
 
     def _add_finding(
@@ -388,13 +451,13 @@ class SegmentCheck:
             Finding(kind, self._stem + _FILE_SUFFIXES[kind], pos, reason, damage, self._topic.name, seqs)
         )
 
-    def _check_length(self, kind: FindingKind, have: int, expected: int) -> None:
-        if have > expected and not self._row.sealed:
-            said = f"{have - expected} bytes behind what the snapshot names, {_UNFINISHED_CHECKPOINT}"
-            self._add_finding(kind, expected, said, damage=False)
-        elif have != expected:
-            lost = f"; {_NOTHING_LOST}" if kind == "index" else ""
-            self._add_finding(kind, min(have, expected), f"it has {have} bytes, the snapshot says {expected}{lost}")
+    def _check_length(self, kind: FindingKind, actual: int, expected: int) -> None:
+        if actual > expected and not self._row.sealed:
+            reason = f"{actual - expected} bytes beyond the length in the snapshot, {_UNFINISHED_CHECKPOINT}"
+            self._add_finding(kind, expected, reason, damage=False)
+        elif actual != expected:
+            note = f"; {_NOTHING_LOST}" if kind == "index" else ""
+            self._add_finding(kind, min(actual, expected), f"it has {actual} bytes, the snapshot says {expected}{note}")
 
     def _read_footer(self) -> Footer | None:
         content = read_file(self._disk, f"{self._stem}.foot")
@@ -407,189 +470,107 @@ class SegmentCheck:
         if self._row.unproven:
             return None
         if self._row.sealed:
-            self._add_finding("footer", None, "the file is missing; no record is lost: frames vouch for themselves")
+            self._add_finding("footer", None, "the file is missing; no record is lost: frames have their own checksums")
         elif content is not None:
             self._add_finding("footer", None, f"its segment still grows: {_UNFINISHED_CHECKPOINT}", damage=False)
         return None
 
-    def _check_tag_index(self, rows: Rows, *, footed: bool) -> None:
-        """The tag index against the data. One that is missing is made again by the first search, and so is one whose
-        footer does not read."""
+    def _check_tag_index(self, rows: Rows, *, has_footer: bool) -> None:
+        """Check the tag index against the data. The first search rebuilds one that is missing or whose footer does not
+        read."""
         content, foot = (read_file(self._disk, self._stem + suffix) for suffix in (TAG_INDEX_SUFFIX, ".foot"))
-        if content is None or (self._row.sealed and not footed):
+        if content is None or (self._row.sealed and not has_footer):
             return
         if foot is None or not self._row.sealed:
             self._add_finding("tags", None, f"its segment still grows: {_UNFINISHED_CHECKPOINT}", damage=False)
         elif content != encode_tag_index(self._row.base, foot, rows):
-            pos, said = None, "it does not say what the data does"
+            pos, reason = None, "it contradicts the data"
             try:
                 tag_index.decode(content)
             except (Corrupt, NewerFormat) as error:
-                pos, said = _describe_error(error)
-            self._add_finding("tags", pos, f"{said}; {_NOTHING_LOST}")
+                pos, reason = _describe_error(error)
+            self._add_finding("tags", pos, f"{reason}; {_NOTHING_LOST}")
 
     def _read_deletions(self) -> NDArray[np.bool_] | None:
-        """Which places are deleted; None where nobody can say."""
-        base, dead = self._row.base, np.zeros(self._row.stop - self._row.base, np.bool_)
+        """Return the deleted positions; None if they are unknown."""
+        base, deleted = self._row.base, np.zeros(self._row.stop - self._row.base, np.bool_)
         try:
             content = read_file(self._disk, f"{self._stem}.del")
             vector = deletion_vector.DeletionVector(base, 0) if content is None else deletion_vector.decode(content)
         except (Corrupt, NewerFormat) as error:
-            pos, said = _describe_error(error)
-            self._add_finding("deletions", pos, f"{said}; which of its records are deleted is not known")
+            pos, reason = _describe_error(error)
+            self._add_finding("deletions", pos, f"{reason}; which of its records are deleted is not known")
             return None
-        if vector.base != base or (self._row.sealed and vector.size > len(dead)):
+        if vector.base != base or (self._row.sealed and vector.size > len(deleted)):
             self._add_finding("deletions", 20, f"it is about seqs [{vector.base}, {vector.base + vector.size})")
             return None
-        where = vector.seqs() - base
-        dead[where[where < len(dead)]] = True  # one of an unfinished checkpoint reaches further
-        return dead
+        positions = vector.seqs() - base
+        deleted[positions[positions < len(deleted)]] = True  # that of an unfinished checkpoint may be longer
+        return deleted
 
-    def _is_complete(self, walk: ScanResult) -> bool:
-        """Whether every frame holds and every seq is there, of this topic."""
-        rows, row = walk.rows, self._row
-        if walk.end != row.size or len(rows) != row.stop - row.base or int(rows.seq[-1]) != row.stop - 1:
+    def _is_complete(self, scanned: ScanResult) -> bool:
+        """Whether every frame verifies and every seq is there, of this topic."""
+        rows, row = scanned.rows, self._row
+        if scanned.end != row.size or len(rows) != row.stop - row.base or int(rows.seq[-1]) != row.stop - 1:
             return False
         return bool((frame.read_headers(rows.buf, rows.frame_pos[:1])["topic_id"] == self._topic.id).all())
 
     def _find_faults(
-        self, data: memoryview, index: Buffer | None, foot: Footer | None, walk: ScanResult
+        self, data: memoryview, index: Buffer | None, foot: Footer | None, scanned: ScanResult
     ) -> Iterator[Fault]:
-        """Every frame that does not hold, by an index that can be trusted; without one, the first."""
-        row, found, index = self._row, False, memoryview(index or b"")[: self._entries]
-        trusted = (
+        """Yield every frame that does not verify, by a trusted index; without one, the first."""
+        row, has_fault, index = self._row, False, memoryview(index or b"")[: self._entries]
+        is_trusted = (
             len(index) == self._entries
             and segment_index.find_index_fault(segment_index.read_entries(index), row.size) is None
         )
-        if trusted and (foot is None or footer.find_index_fault(foot, index) is None):
+        if is_trusted and (foot is None or footer.find_index_fault(foot, index) is None):
             shape, seq = SegmentContent(row.base, row.stop, MmapReader(data), index, [index]), row.base
             while seq < row.stop:
                 _, seq, fault = CODEC.read(shape, seq, row.stop, _CHUNK_BYTES)
                 if fault is not None:
-                    found, seq = True, max(fault.resume, seq + 1)
+                    has_fault, seq = True, max(fault.resume, seq + 1)
                     yield fault
-        if not found:
-            reason = walk.reason or f"these are not the records of seqs {row.base} to {row.stop - 1}"
-            yield Fault(row.base + len(walk.rows), row.stop, walk.end, reason)
+        if not has_fault:
+            reason = scanned.reason or f"these are not the records of seqs {row.base} to {row.stop - 1}"
+            yield Fault(row.base + len(scanned.rows), row.stop, scanned.end, reason)
 
     def _check_footer(self, foot: Footer, data: Buffer, index: Buffer | None, faults: Sequence[Fault]) -> None:
-        """A footer that reads, against what it vouches for."""
+        """Check a readable footer against the data, the index and the snapshot."""
         row = self._row
         if (foot.first_seq, foot.stop_seq, foot.data_bytes) != (row.base, row.stop, row.size):
-            said = f"it vouches for seqs [{foot.first_seq}, {foot.stop_seq}) in {foot.data_bytes} bytes of data"
-            self._add_finding("footer", 20, f"{said}, the snapshot for others")
+            reason = f"it covers seqs [{foot.first_seq}, {foot.stop_seq}) in {foot.data_bytes} bytes of data"
+            self._add_finding("footer", 20, f"{reason}, the snapshot for others")
             return
         for lo, hi in footer.find_bad_ranges(foot, data, end=foot.data_bytes):
             if not any(lo <= fault.pos < hi for fault in faults):
                 self._add_finding("data", lo, f"bytes {lo} to {hi - 1} are not those that were sealed")
-        if faults and index and len(index) == self._entries and (wrong := footer.find_index_fault(foot, index)):
-            self._add_finding("index", None, wrong)
+        if faults and index and len(index) == self._entries and (index_fault := footer.find_index_fault(foot, index)):
+            self._add_finding("index", None, index_fault)
 
-    def _check_index_and_counts(self, rows: Rows, index: Buffer | None, dead: NDArray[np.bool_] | None) -> None:
-        """Index and counts against the data."""
+    def _check_index_and_counts(self, rows: Rows, index: Buffer | None, deleted: NDArray[np.bool_] | None) -> None:
+        """Check index and counts against the data."""
         row = self._row
         entries = segment_index.build_entries(rows, row.base, row.stop, row.size)
-        made, have = (np.frombuffer(buf, np.uint8) for buf in (entries.tobytes(), index or b""))
-        common = min(len(made), len(have))
-        if len(wrong := np.flatnonzero(have[:common] != made[:common])):
-            pos = int(wrong[0])
-            said = f"the entry of seq {row.base + pos // segment_index.ENTRY_BYTES} does not say what the data does"
-            self._add_finding("index", pos, f"{said}; {_NOTHING_LOST}")
+        expected, actual = (np.frombuffer(buf, np.uint8) for buf in (entries.tobytes(), index or b""))
+        common = min(len(expected), len(actual))
+        if len(mismatches := np.flatnonzero(actual[:common] != expected[:common])):
+            pos = int(mismatches[0])
+            reason = f"the entry of seq {row.base + pos // segment_index.ENTRY_BYTES} contradicts the data"
+            self._add_finding("index", pos, f"{reason}; {_NOTHING_LOST}")
         times = int(entries["ts"][0]), int(entries["ts"][-1])
         if times != (row.first_ts, row.last_ts):
             self._add_finding("counts", None, f"times are {times}, the snapshot says {(row.first_ts, row.last_ts)}")
-        if dead is None:
+        if deleted is None:
             return
-        size = rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
-        live, live_bytes = int((~dead).sum()), int(size[~dead].sum())
-        said = f"{live} records of {live_bytes} bytes are live, the snapshot counts {row.live} of {row.live_bytes}"
+        sizes = rows.record_bytes()
+        live, live_bytes = int((~deleted).sum()), int(sizes[~deleted].sum())
+        reason = f"{live} records of {live_bytes} bytes are live, the snapshot counts {row.live} of {row.live_bytes}"
         if live < row.live:
             self._add_finding(
-                "deletions", None, f"{said}, from before {_UNFINISHED_CHECKPOINT.removeprefix('of ')}", damage=False
+                "deletions", None, f"{reason}, from before {_UNFINISHED_CHECKPOINT.removeprefix('of ')}", damage=False
             )
         elif live > row.live:
-            self._add_finding("deletions", None, f"{said}: what was deleted would come back")
+            self._add_finding("deletions", None, f"{reason}: what was deleted would come back")
         elif live_bytes != row.live_bytes:
-            self._add_finding("counts", None, said)
-
-
-CHECK_TASK_BYTES: Final = 64 << 20
-
-
-class CheckTask(NamedTuple):
-    """A shard of the WAL, or some segments."""
-
-    path: str
-    shard: str | None
-    segments: tuple[tuple[TopicRow, SegmentRow], ...] = ()
-
-
-class CheckResult(NamedTuple):
-    findings: tuple[tuple[Finding, tuple[int, int] | None], ...]  # with topic and base, where it is of a segment
-    segments: int = 0
-    frames: int = 0
-    bytes: int = 0
-    dropped: frozenset[int] = frozenset()
-
-
-class ParallelCheck(DirectoryCheck):
-    """Iterate for what is found here, hand out `parts`, and `gather` what was seen in them."""
-
-    def __init__(self, path: str, *, disk: Disk | None = None) -> None:
-        super().__init__(str(path).rstrip("/") or "/", disk or PosixDisk(), lambda *_: None)
-        self.tasks: list[CheckTask] = []
-
-    def _check_shards(self, keys: Sequence[str]) -> Iterator[Finding]:
-        self.tasks += [CheckTask(self._root, key) for key in keys]
-        return iter(())
-
-    def _check_segments(self, loaded: LoadedManifest) -> Iterator[Finding]:
-        found: list[tuple[TopicRow, SegmentRow]] = []
-        size = 0
-        for row in loaded.manifest.topics:
-            slim = msgspec.structs.replace(row, segments=type(row.segments)())
-            for segment in row.segments:
-                found.append((slim, segment))
-                size += segment.size
-                if size >= CHECK_TASK_BYTES:
-                    self.tasks.append(CheckTask(self._root, None, tuple(found)))
-                    found, size = [], 0
-        if found:
-            self.tasks.append(CheckTask(self._root, None, tuple(found)))
-        return iter(())
-
-    def _check_startup(self) -> Iterator[Finding]:
-        return iter(())
-
-    def merge_results(self, seen: Iterable[CheckResult]) -> Iterator[Finding]:
-        """What of it is still so."""
-        for each in seen:
-            self._dropped_topics |= each.dropped
-            self.segments, self.frames = self.segments + each.segments, self.frames + each.frames
-            self.bytes += each.bytes
-            for finding, segment in each.findings:
-                if finding.damage and segment is not None and self._was_removed(*segment):
-                    continue
-                self.damage_count += finding.damage
-                yield finding
-        for finding in super()._check_startup():
-            self.damage_count += finding.damage
-            yield finding
-
-
-def run_check_task(part: CheckTask, *, disk: Disk | None = None) -> CheckResult:
-    """Look at one part, wherever this runs."""
-    disk = disk or PosixDisk()
-    if part.shard is not None:
-        check = ParallelCheck(part.path, disk=disk)
-        found = check._check_shard(part.shard)
-        frames, size = check._shard_counts
-        return CheckResult(
-            tuple((finding, None) for finding in found), 0, frames, size, frozenset(check._dropped_topics)
-        )
-    told: list[tuple[Finding, tuple[int, int] | None]] = []
-    root = f"{part.path.rstrip('/')}/"
-    for topic, row in part.segments:
-        found = SegmentCheck(disk, topic_directory(part.path, topic.id), topic, row).findings()
-        told += [(each._replace(file=each.file.removeprefix(root)), (topic.id, row.base)) for each in found]
-    return CheckResult(tuple(told), len(part.segments), 0, sum(row.size for _, row in part.segments))
+            self._add_finding("counts", None, reason)

@@ -1,15 +1,16 @@
-"""[policy] Settings of a topic and of an engine. Nothing here reads the environment.
+"""Settings of a topic and of an engine. Nothing here reads the environment.
 
-A topic's config is the object of the wire contract: 17 keys in one order, always all of them, and behind them
-`consistency` where it is strong. It is given in part and kept whole. Rules, in order of authority:
+A topic's config is the object of the wire contract: 17 keys in one order, always all of them, followed by
+`consistency` where it is strong. Callers give some of the fields; the stored config is complete. Rules, in order of
+authority:
 
-  1. A key that is not known is refused, with the nearest that is: a misspelt cap would keep everything.
+  1. An unknown key is refused, with the nearest known one: a misspelt cap would keep everything.
   2. A value has exactly the type of its field: true is not 1, and 1.0 is not 1 either.
-  3. `durability` says how a write survives. `durable` is an older, shorter word for two of its four
-     classes, and is listened to only where `durability` is absent or null.
-  4. Times of queues are clamped, not refused, when they are kept.
+  3. `durability` says how a write survives. `durable` is the older, shorter form for two of its four classes, used only
+     where `durability` is absent or null.
+  4. Times of queues are clamped, not refused.
 
-An engine's config is for the process, not for the data: any directory opens under any of them.
+An engine's config belongs to the process, not to the data: any directory opens under any of them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KEYS: Final = (  # the order of the contract
     *("auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries"),
     *("dead_letter", "leases_durable"),
 )
-ADDED: Final = ("consistency",)  # keys beside the contract's: only told where they are not the default
+ADDED: Final = ("consistency",)  # keys beside the contract's: written only if not the default
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
@@ -47,45 +48,46 @@ _CHOICES: Final = {
     "consistency": get_args(Consistency),
 }
 KNOWN: Final = (*KEYS, *ADDED)
-_BOOLS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
-_COUNTS: Final = (
+_BOOL_FIELDS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
+_COUNT_FIELDS: Final = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
     *("lease_ms", "claim_jitter_ms", "max_deliveries"),
 )
 _U64_MAX: Final = (1 << 64) - 1
 _I32_MAX: Final = (1 << 31) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
-_SHOWN_MAX: Final = 80  # of a value in a message
-OWN: Final = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
+_SHOWN_CHARS_MAX: Final = 80  # length of a value in a message
+OWN: Final = "_tidelog."  # prefix of internal topics, invalid in names given by users
 
 
 def check_topic_name(name: object) -> None:
-    """Raise where a topic cannot be called this. Asked where something is created; elsewhere it is just not there."""
+    """Raise BadInput for an invalid topic name. Called where a topic is created; elsewhere such a topic is just not
+    found."""
     if not _is_name(name):
         raise BadInput(
-            f"{_shown(name)} cannot name a topic: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
+            f"{_format_value(name)} cannot name a topic: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
             "nothing was created, choose another name"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """What one topic keeps, and what its acks mean. Every one that exists is valid."""
+    """What one topic keeps, and what its acks mean. Every instance is valid."""
 
     type: TopicType = "log"
     """A queue is a log whose records are leased and acked. Never changes."""
 
     ttl_ms: int = 0
-    """A record is expired once it is older than this; 0: never."""
+    """A record expires once it is older than this; 0: never."""
 
     cap_records: int = 0
-    """Live records at most; 0: no cap. The cap that binds first wins."""
+    """Maximum of live records; 0: no cap. The cap that is reached first applies."""
 
     cap_bytes: int = 0
-    """Bytes of live records at most; 0: no cap."""
+    """Maximum bytes of live records; 0: no cap."""
 
     discard: Discard = "old"
-    """What gives way at a cap: the oldest records, or the write."""
+    """What happens at a cap: the oldest records are evicted, or the write is rejected."""
 
     durability: Durability = "disk"
     """What an ack means. `ephemeral`: in memory only. `memory`: written, nothing promised. `disk`: handed to the
@@ -110,27 +112,27 @@ class TopicConfig:
     """How long a claim holds a record, unless it says otherwise."""
 
     claim_jitter_ms: int = 0
-    """How long the first claim waits for others, to share fairly with them; 0: not at all."""
+    """How long the first claim waits for other claims, to share jobs fairly; 0: not at all."""
 
     max_deliveries: int = 0
-    """How often a record is handed out before it goes to `dead_letter`; 0: without end."""
+    """How often a record is delivered before it moves to `dead_letter`; 0: no limit."""
 
     dead_letter: str | None = None
-    """The topic that takes what was delivered too often."""
+    """The topic for records that were delivered too often."""
 
     leases_durable: bool = False
-    """Whether leases and counts of deliveries outlive a restart."""
+    """Whether leases and delivery counts survive a restart."""
 
     consistency: Consistency = "eventual"
-    """What readers are shown. `eventual`: what is acked. `strong`: what a power cut cannot take back; needs the class
+    """What readers see. `eventual`: what is acked. `strong`: what survives a power cut; needs the class
     `disk` or `fsync`."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
-        for name in _COUNTS:
+        for name in _COUNT_FIELDS:
             _check_int(name, getattr(self, name), 0, _U64_MAX)
-        for name in _BOOLS:
+        for name in _BOOL_FIELDS:
             _check_bool(name, getattr(self, name))
         if self.priority is not None:
             _check_int("priority", self.priority, -_I32_MAX - 1, _I32_MAX)
@@ -141,8 +143,8 @@ class TopicConfig:
             )
         if self.dead_letter is not None and not _is_name(self.dead_letter):
             raise BadInput(
-                f"dead_letter is {_shown(self.dead_letter)}, which cannot name a topic; give null or a topic's name: "
-                "1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first"
+                f"dead_letter is {_format_value(self.dead_letter)}, which cannot name a topic; give null or a topic's "
+                "name: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first"
             )
         object.__setattr__(self, "lease_ms", min(max(self.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX))
         object.__setattr__(self, "claim_jitter_ms", min(self.claim_jitter_ms, CLAIM_JITTER_MS_MAX))
@@ -154,14 +156,15 @@ class TopicConfig:
 
     @classmethod
     def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
-        """These fields over `base`, or over the defaults. Nulls are for `durability`, `priority` and `dead_letter`."""
+        """Return `base`, or the defaults, with these fields set. Null is valid for `durability`, `priority` and
+        `dead_letter`."""
         for name in fields:
             if name not in KNOWN:
-                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, KNOWN)}")
-        return _over(base or cls(), fields)
+                raise BadInput(f"a topic has no field {_format_value(name)}; the nearest is {_nearest(name, KNOWN)}")
+        return _with_fields(base or cls(), fields)
 
     def to_json(self) -> bytes:
-        """All 17 keys in the contract's order, and those of ours that are not the default, without a space: the same
+        """Encode all 17 keys in the contract's order, then ours that are not the default, without spaces: the same
         config gives the same bytes."""
         fields = {name: getattr(self, name) for name in KEYS}
         if self.consistency != "eventual":
@@ -170,33 +173,33 @@ class TopicConfig:
 
     @classmethod
     def from_json(cls, text: bytes) -> TopicConfig:
-        """The config of these bytes. Keys that only a newer version knows are passed over, known ones held to rules."""
-        return _known(text) if len(text) <= _TEXT_BYTES_KEPT else _read(text)
+        """Decode a stored config. Keys of a newer version are ignored, known ones are validated."""
+        return _decode_cached(text) if len(text) <= _CACHED_TEXT_BYTES_MAX else _decode(text)
 
     def check_for(self, topic: str) -> None:
-        """Raise where the topic of this name cannot have this config: a queue is not its own dead letter."""
+        """Raise BadInput where a topic of this name cannot have this config: a queue cannot be its own dead letter."""
         if self.type == "queue" and self.dead_letter == topic:
             raise BadInput(
                 f"dead_letter is {topic!r}, the queue itself: what failed would come back for ever; name another topic"
             )
 
 
-def _read(text: bytes) -> TopicConfig:
+def _decode(text: bytes) -> TopicConfig:
     try:
         fields = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(f"a topic's config is not JSON ({error}); give an object with the fields to set") from None
     if not isinstance(fields, dict):
-        raise BadInput(f"a topic's config is {_shown(fields)}; give an object with the fields to set")
-    return _over(TopicConfig(), {name: value for name, value in fields.items() if name in KNOWN})
+        raise BadInput(f"a topic's config is {_format_value(fields)}; give an object with the fields to set")
+    return _with_fields(TopicConfig(), {name: value for name, value in fields.items() if name in KNOWN})
 
 
-# A start reads the same few configs for all its topics: a twentieth of the time of reading each.
-_known = lru_cache(256)(_read)
-_TEXT_BYTES_KEPT: Final = 1024
+# A start decodes the same few configs for all topics: the cache takes a twentieth of the time.
+_decode_cached = lru_cache(256)(_decode)
+_CACHED_TEXT_BYTES_MAX: Final = 1024
 
 
-def _over(base: TopicConfig, fields: Mapping[str, object]) -> TopicConfig:
+def _with_fields(base: TopicConfig, fields: Mapping[str, object]) -> TopicConfig:
     changes: dict[str, Any] = dict(fields)
     if "durable" in changes:
         _check_bool("durable", changes["durable"])
@@ -215,11 +218,11 @@ class EngineConfig:
     May differ from one start to the next."""
 
     wal_file_bytes: int = 64 << 20
-    """A WAL file is reserved at this size and left for the next when a batch does not fit; where the disk lags behind,
-    at up to eight times this. The step in which space comes back after a checkpoint."""
+    """A WAL file is reserved at this size and closed when a batch does not fit; where checkpoints lag,
+    at up to eight times this size. Space is freed in such steps after a checkpoint."""
 
     checkpoint_bytes: int = 64 << 20
-    """Move records from the WAL to segments after this much, at leisure until it is three times as much. Bounds what
+    """Move records from the WAL to segments after this much, throttled until it is three times as much. Bounds what
     a restart replays and what memory holds."""
 
     checkpoint_ms: int = 60_000
@@ -235,7 +238,7 @@ class EngineConfig:
     """Seal a segment at this many bytes of data. Below 2 GiB: an index has 32 bits for a position."""
 
     segment_age_ms_max: int = 3_600_000
-    """Seal a segment this long after its first record, so that a quiet topic's records come to lie in whole files.
+    """Seal a segment this long after its first record, so that a quiet topic's records reach sealed files.
     0: never by age."""
 
     record_bytes_max: int = 1 << 20
@@ -251,49 +254,49 @@ class EngineConfig:
     """Keys of one record's meta."""
 
     tag_bytes_max: int = 256
-    """A tag. Every one lies in an index that is searched by deletes."""
+    """A tag. Every tag is in an index that deletes search."""
 
     node_bytes_max: int = 128
     """The name of the node a record came from."""
 
     topics_max: int = 100_000
-    """Topics at once; another is throttled. Bounds directories and what a snapshot names. 0: no limit."""
+    """Maximum of topics; another one is throttled. Bounds directories and the size of a snapshot. 0: no limit."""
 
     routers_max: int = 10_000
-    """Routers at once; another is throttled. 0: no limit."""
+    """Maximum of routers; another one is throttled. 0: no limit."""
 
     total_bytes_max: int = 0
     """Live bytes of all topics; a write past it is throttled until something is deleted or evicted. 0: no limit."""
 
     groups_max: int = 1_000
-    """Groups of consumers of one topic; another is throttled. Each is in every snapshot. 0: no limit."""
+    """Consumer groups of one topic; another one is throttled. Each is in every snapshot. 0: no limit."""
 
     ledger_records: int = 1_000_000
-    """Rows that the ledger of gaps keeps, the newest. 0: no row is written."""
+    """Newest rows kept in the gap log. 0: no row is written."""
 
     head_reserve: int = 256
-    """Seqs of a `disk` topic promised away by one sync. After a crash up to this many stay unused: larger syncs
+    """Seqs of a `disk` topic reserved by one sync. After a crash up to this many stay unused: larger syncs
     less often and leaves larger holes."""
 
     maps_max: int = 256
     """How many segment files stay mapped at once. Bounds descriptors, not memory."""
 
     tags_cache_bytes: int = 32 << 20
-    """Memory for the tag indexes of segments; one that has left is built again when it is needed. 0: keep none."""
+    """Memory for the tag indexes of segments; an evicted one is loaded again when needed. 0: keep none."""
 
     queue_max: int = 4_096
     """Writes that may wait for one WAL shard; another is refused as busy. Bounds memory while the disk is slow."""
 
     queue_history_records: int = 100_000
-    """Steps of jobs that are kept of each queue: who claimed what, and what became of it. 0: none."""
+    """Job steps kept per queue: claims and their outcomes. 0: none."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
+        for name, (minimum, maximum) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
-                _check_int(name, getattr(self, name), least, most)
+                _check_int(name, getattr(self, name), minimum, maximum)
 
     def shards(self, processors: int) -> int:
-        """How many WAL shards there are on a machine with this many processors."""
+        """Return the number of WAL shards on a machine with this many processors."""
         return self.wal_shards or max(min(processors, _SHARDS_DEFAULT_MAX), 1)
 
 
@@ -331,31 +334,31 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _check_int(name: str, value: object, least: int, most: int) -> None:
-    # Not isinstance: a bool is an int to Python, and to nobody else.
-    if type(value) is not int or not least <= value <= most:
-        raise BadInput(f"{name} is {_shown(value)}, it must be a whole number from {least} to {most}")
+def _check_int(name: str, value: object, minimum: int, maximum: int) -> None:
+    # Not isinstance: a bool is an int in Python.
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise BadInput(f"{name} is {_format_value(value)}, it must be a whole number from {minimum} to {maximum}")
 
 
 def _check_bool(name: str, value: object) -> None:
     if type(value) is not bool:
-        raise BadInput(f"{name} is {_shown(value)}, it must be true or false")
+        raise BadInput(f"{name} is {_format_value(value)}, it must be true or false")
 
 
 def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     if type(value) is not str or value not in choices:
-        raise BadInput(f"{name} is {_shown(value)}, it must be one of {', '.join(choices)}")
+        raise BadInput(f"{name} is {_format_value(value)}, it must be one of {', '.join(choices)}")
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:
-    # Cut, because comparing costs the product of both lengths.
-    return get_close_matches(str(name)[:_SHOWN_MAX].lower(), known, n=1, cutoff=0.0)[0]
+    # Truncated: the comparison costs the product of both lengths.
+    return get_close_matches(str(name)[:_SHOWN_CHARS_MAX].lower(), known, n=1, cutoff=0.0)[0]
 
 
-def _shown(value: object) -> str:
-    """A value as a message may show it: short and on one line, whatever somebody sent."""
-    if isinstance(value, int) and value.bit_length() > _SHOWN_MAX:
+def _format_value(value: object) -> str:
+    """Format a value for an error message: short and on one line."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_CHARS_MAX:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
-        return repr(value) if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]!r} and more"
+        return repr(value) if len(value) <= _SHOWN_CHARS_MAX else f"{value[:_SHOWN_CHARS_MAX]!r} and more"
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

@@ -1,13 +1,13 @@
-"""[shell] Deletes: what was asked to go is logged first, then gone, quietly.
+"""Deletes: logged first, then applied. Readers skip deleted records without a gap.
 
-The frame says what was asked (`before_seq`, a tag, seqs) and where the head was. Replay finds the same
-records again: later ones are behind the bound and are not meant.
+The frame holds the request (`before_seq`, a tag, seqs) and the head at that time as a bound, so replay finds the same
+records.
 
-A match is searched for once, before the delete is queued, and without the topic's lock: the parts are listed under the
-lock, searched without it, and what was appended meanwhile is searched the same way until it is little. The rest,
-at most a thousand records, is searched under the lock that the delete is queued with. The commit takes away
-what was found and searches for nothing, so writers of the topic and of its shard never wait for a search. Where writers
-are faster than the search, the delete is bounded by what it has searched: it was called before what comes later.
+A tag match is searched once, before the delete is queued, and without the topic's lock: parts are listed under the
+lock, searched without it, and records appended meanwhile are searched the same way until few are left. The rest, at
+most a thousand records, is searched under the lock that queues the delete. The commit applies what was found, so
+writers of the topic and of its shard never wait for a search. Where writers are faster than the search, the delete is
+bounded by what it has searched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidelog.engine import retention
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.results import Deleted
-from tidelog.engine.routing import forwarder as lanes
+from tidelog.engine.routing import forwarder
 from tidelog.engine.segment import Part, Segment, SizeCount, record_sizes_reader
 from tidelog.engine.tag_search import search_part, search_part_locked
 from tidelog.engine.topic_index import Slice
@@ -36,22 +36,23 @@ from tidelog.types import Ints
 from tidelog.wal import Commit, CommitFuture
 
 _DELETE_SEQS_MAX = 1_000_000
-_FEW_SEQS_MAX = 16  # seqs that are deleted one by one: arrays cost more until there are about so many
+_FEW_SEQS_MAX = 16  # deleted one by one: arrays cost more below about this many
 _LOCKED_SEARCH_RECORDS_MAX = 1_000  # records appended during a search that are searched under the lock
-_SEARCH_ROUNDS_MAX = 8  # of searching what was appended during the round before
+_SEARCH_ROUNDS_MAX = 8  # each searches what was appended during the one before
 
 
 class MatchedRecords(NamedTuple):
-    """The records that a match means, found ahead of the commit."""
+    """Records that a tag match selects, found before the commit."""
 
-    seqs: Ints  # rising
+    seqs: Ints  # ascending
     sizes: Ints  # bytes of data and meta of each
 
 
 class DeleteCommit(Commit):
-    """The frame's seq is the number of the delete: rows of the ledger are told apart by it."""
+    """A delete on its way through the WAL. The frame's seq is the number of the delete, which identifies its gap log
+    row."""
 
-    __slots__ = ("actor", "body", "found", "number", "topic")
+    __slots__ = ("actor", "body", "matched", "number", "topic")
     future: CommitFuture[Deleted]
 
     def __init__(
@@ -60,27 +61,27 @@ class DeleteCommit(Commit):
         body: control_frames.Delete,
         number: int,
         actor: str | None,
-        found: MatchedRecords | None = None,
+        matched: MatchedRecords | None = None,
     ) -> None:
-        made = frame.encode(
+        encoded = frame.encode(
             frame.DELETE,
             topic_id=topic.id,
             seq=number,
             ts_ms=topic.next_timestamp_ms(),
             data=control_frames.encode(body),
         )
-        super().__init__([made], frames=1, durable=topic.is_durable, future=CommitFuture(topic.shard))
-        self.topic, self.body, self.number, self.actor, self.found = topic, body, number, actor, found
+        super().__init__([encoded], frames=1, durable=topic.is_durable, future=CommitFuture(topic.shard))
+        self.topic, self.body, self.number, self.actor, self.matched = topic, body, number, actor, matched
 
     def apply(self, error: Error | None) -> Deleted | Error | None:
         if error is not None:
             return None
         with self.topic.lock:
             try:
-                count = apply_delete(self.topic, self.body, self.number, self.actor, found=self.found)
-                return _delete_result(self.topic, count)
-            except Error as damage:
-                return damage  # it is logged, and applied again after a repair
+                removed = apply_delete(self.topic, self.body, self.number, self.actor, matched=self.matched)
+                return _delete_result(self.topic, removed)
+            except Error as failure:
+                return failure  # it is logged: replay repeats it once the damage is repaired
 
 
 def parse_tag_match(match: object, undone: str = "nothing was deleted") -> Match | None:
@@ -121,68 +122,68 @@ def delete_records(
         raise BadInput(f"{len(seqs)} seqs are more than {_DELETE_SEQS_MAX} in one delete; nothing was deleted")
     forward_before_delete(topic)
     retention.expire_records(topic)
-    # Damage is found by the search, before anything is logged.
-    hunt = None if selector is None else _TagSearch(topic, selector, SEQ_MAX if before_seq is None else before_seq)
-    while hunt is not None and hunt.advance():
+    # The search raises on damage before anything is logged.
+    search = None if selector is None else _TagSearch(topic, selector, SEQ_MAX if before_seq is None else before_seq)
+    while search is not None and search.advance():
         pass
     with topic.lock:
         topic.check_writable()
         if seqs is not None and not seqs:
             return _delete_result(topic, SizeCount(0, 0))
-        topic.context.shard(topic.id)  # refuses where nothing can be written
-        found, bound = (None, topic.index.head + 1) if hunt is None else hunt.finish()
+        topic.context.shard(topic.id)  # raises where nothing can be written
+        matched, bound = (None, topic.index.head + 1) if search is None else search.finish()
         body = control_frames.Delete(
             before_seq=before_seq, match=selector, seqs=tuple(sorted(set(seqs or ()))), bound_head=bound
         )
         topic.delete_count += 1
         if topic.is_ephemeral:
-            return _delete_result(topic, apply_delete(topic, body, topic.delete_count, actor, found=found))
-        commit = DeleteCommit(topic, body, topic.delete_count, actor, found)
+            return _delete_result(topic, apply_delete(topic, body, topic.delete_count, actor, matched=matched))
+        commit = DeleteCommit(topic, body, topic.delete_count, actor, matched)
         topic.submit(commit)
     return commit.future.wait()
 
 
 class _TagSearch:
-    """The search of one delete for the records that its match means."""
+    """The search of one delete for matching records."""
 
     def __init__(self, topic: TopicState, match: Match, before_seq: int) -> None:
-        self._core, self._match, self._before = topic, match, before_seq
-        self._searched_to = 0  # one past the last seq that was searched; 0: none was
+        self._topic, self._match, self._before = topic, match, before_seq
+        self._searched_to = 0  # one past the last searched seq; 0: none
         self._rounds = 0
         self._found = [MatchedRecords(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def advance(self) -> bool:
-        """Search what is there and was not searched yet, without the lock; False where little is left for `finish`, or
-        writers are faster than this."""
-        core = self._core
-        with core.lock:
-            core.check_writable()
-            core.context.shard(core.id)  # refuses where nothing can be written
-            index = core.index
+        """Search what was not searched yet, without the lock. False if little is left for `finish`, or writers are
+        faster."""
+        topic = self._topic
+        with topic.lock:
+            topic.check_writable()
+            topic.context.shard(topic.id)  # raises where nothing can be written
+            index = topic.index
             first, stop = max(self._searched_to, index.earliest), min(index.head + 1, self._before)
             if self._rounds and stop - self._searched_to <= _LOCKED_SEARCH_RECORDS_MAX:
                 return False
-            parts = index.parts.copy()  # the list alone: cutting it into slices takes longer
+            parts = index.parts.copy()  # slicing would take longer under the lock
         for part, lo, hi in _slices(parts, first, stop):
             try:
-                seqs = search_part(core, part, lo, hi, self._match)
-                self._found.append(_with_sizes(core, part, seqs))
+                seqs = search_part(topic, part, lo, hi, self._match)
+                self._found.append(_with_sizes(topic, part, seqs))
             except Corrupt:
-                with core.lock:
-                    if part in core.index.parts and not core.is_dropped:
+                with topic.lock:
+                    if part in topic.index.parts and not topic.is_dropped:
                         raise
-                # It was evicted or dropped while it was searched: none of its records is there any more.
+                # Evicted or dropped during the search: none of its records is left.
         self._searched_to, self._rounds = max(stop, self._searched_to), self._rounds + 1
         return self._rounds < _SEARCH_ROUNDS_MAX
 
     def finish(self) -> tuple[MatchedRecords, int]:
-        """All that the match means and the bound of the delete. With the lock held."""
-        core, index = self._core, self._core.index
+        """Return all matches and the bound of the delete. With the lock held."""
+        topic, index = self._topic, self._topic.index
         stop = min(index.head + 1, self._before)
         if stop - self._searched_to > _LOCKED_SEARCH_RECORDS_MAX:
             return self._all(), self._searched_to
         for part, lo, hi in index.slices(max(self._searched_to, index.earliest), stop):
-            seqs = search_part_locked(core, part, lo, hi, self._match)
+            seqs = search_part_locked(topic, part, lo, hi, self._match)
             self._found.append(MatchedRecords(seqs, _sizes(part, seqs)()))
         return self._all(), index.head + 1
 
@@ -191,44 +192,45 @@ class _TagSearch:
 
 
 def _slices(parts: Sequence[Segment | MemTable], first: int, stop: int) -> Iterator[Slice]:
-    """The parts of [first, stop). Without the lock: a part that a checkpoint has made longer since the list was made is
-    cut where the next one on the list begins."""
-    for part, after in zip(parts, chain((part.base for part in parts[1:]), (stop,)), strict=False):
-        lo, hi = max(part.base, first), min(part.stop, after, stop)
+    """Yield the slices of [first, stop). Without the lock: a part that a checkpoint extended meanwhile ends where the
+    next listed part begins."""
+    for part, next_base in zip(parts, chain((part.base for part in parts[1:]), (stop,)), strict=False):
+        lo, hi = max(part.base, first), min(part.stop, next_base, stop)
         if lo < hi:
             yield Slice(part, lo, hi)
 
 
 def _sizes(part: Part, seqs: Ints) -> Callable[[], Ints]:
-    """What tells the bytes of these records of a part, rising. Made with the lock where the part still grows, called
-    without it."""
+    """Return a function that reads the sizes of these ascending seqs. Create it under the lock where the part still
+    grows; call it without."""
     if not len(seqs):
         return lambda: seqs
-    where = seqs - part.base
-    lo = int(where[0])
-    later = record_sizes_reader(part, lo, int(where[-1]) + 1)
-    return lambda: later()[where - lo]
+    positions = seqs - part.base
+    lo = int(positions[0])
+    read_sizes = record_sizes_reader(part, lo, int(positions[-1]) + 1)
+    return lambda: read_sizes()[positions - lo]
 
 
 def _with_sizes(topic: TopicState, part: Part, seqs: Ints) -> MatchedRecords:
-    """Records that were found without the lock, with their sizes."""
+    """Add sizes to records that were found without the lock."""
     if isinstance(part, Segment) and part.is_sealed:
         return MatchedRecords(seqs, _sizes(part, seqs)())
     with topic.lock:
-        later = _sizes(part, seqs)
-    return MatchedRecords(seqs, later())
+        read_sizes = _sizes(part, seqs)
+    return MatchedRecords(seqs, read_sizes())
 
 
 def forward_before_delete(topic: TopicState) -> None:
-    """What is about to be deleted is passed on first: routers and deletes then come in the order of their callers."""
+    """Forward records before they are deleted, so that routers see records and deletes in the order of their
+    callers."""
     if topic.upstream is not None or topic.downstream:
         with suppress(Error):
-            lanes.pull_from_sources(topic)
-            lanes.push_downstream(topic)
+            forwarder.pull_from_sources(topic)
+            forwarder.push_downstream(topic)
 
 
 def replay_delete(topic: TopicState, body: control_frames.Delete, number: int, ts_ms: int) -> None:
-    """A delete that is found in the WAL. Up to the number that the manifest has, the ledger has its row."""
+    """Apply a delete found in the WAL. The gap log has rows for deletes up to the manifest's number."""
     apply_delete(topic, body, number if number > topic.delete_count else 0, "recovery", ts_ms)
     topic.delete_count = max(topic.delete_count, number)
 
@@ -239,40 +241,40 @@ def apply_delete(
     number: int = 0,
     actor: str | None = None,
     ts_ms: int | None = None,
-    found: MatchedRecords | None = None,
+    matched: MatchedRecords | None = None,
 ) -> SizeCount:
-    """Take away what a delete means, as the topic is now, and note it under its number. Used by the committer, which
-    knows what was `found`, and by replay."""
+    """Delete what `body` selects and record the removal under its number. The committer passes the records it `found`;
+    replay searches again."""
     index = topic.index
     bound = index.head + 1 if body.bound_head is None else min(body.bound_head, index.head + 1)
     stop = bound if body.before_seq is None else min(body.before_seq, bound)
     first, last = index.earliest, stop - 1
     if not number and body.match is None and 0 < len(body.seqs) <= _FEW_SEQS_MAX:
-        gone = index.delete_few([seq for seq in body.seqs if seq < bound])
+        removed = index.delete_few([seq for seq in body.seqs if seq < bound])
     elif body.seqs or body.match is not None:
         seqs, weights = np.array(body.seqs, np.int64), None
-        if found is not None:
-            seqs, weights = found
+        if matched is not None:
+            seqs, weights = matched
         elif body.match is not None:
             seqs = _find_for_replay(topic, body.match, stop)
         keep = seqs < bound
         seqs, weights = seqs[keep], None if weights is None else weights[keep]
-        if number:  # somebody wants to know what was there
-            living = index.live_seqs(seqs)
-            weights = None if weights is None else weights[np.searchsorted(seqs, living)]
-            seqs = living
+        if number:  # the gap log needs the range of live records
+            live = index.live_seqs(seqs)
+            weights = None if weights is None else weights[np.searchsorted(seqs, live)]
+            seqs = live
             first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
-        gone = index.delete(seqs, weights)
+        removed = index.delete(seqs, weights)
     else:
-        gone = index.delete_before(stop)
-    topic.quota.release(gone.bytes)
-    if number and gone.records:
-        topic.context.removals.add(topic, "delete", first, last, gone, actor=actor, ts_ms=ts_ms, number=number)
-    return gone
+        removed = index.delete_before(stop)
+    topic.quota.release(removed.bytes)
+    if number and removed.records:
+        topic.context.removals.add(topic, "delete", first, last, removed, actor=actor, ts_ms=ts_ms, number=number)
+    return removed
 
 
 def find_by_tag(topic: TopicState, match: Match, first: int, stop: int) -> Ints:
-    """Seqs of [first, stop) whose tag matches, rising. Without the lock; what a damaged segment has is left out."""
+    """Return the seqs of [first, stop) whose tag matches, ascending. Without the lock; damaged segments are skipped."""
     with topic.lock:
         parts = topic.index.parts.copy()
         first = max(first, topic.index.earliest)
@@ -284,7 +286,7 @@ def find_by_tag(topic: TopicState, match: Match, first: int, stop: int) -> Ints:
 
 
 def _find_for_replay(topic: TopicState, match: Match, stop: int) -> Ints:
-    """Seqs below `stop` whose tag matches, rising, for replay. A damaged segment keeps its records."""
+    """Return the seqs below `stop` whose tag matches, ascending, for replay. A damaged segment keeps its records."""
     found = [np.zeros(0, np.int64)]
     for part, first, end in topic.index.slices(topic.index.earliest, stop):
         try:
@@ -294,6 +296,6 @@ def _find_for_replay(topic: TopicState, match: Match, stop: int) -> Ints:
     return np.concatenate(found)
 
 
-def _delete_result(topic: TopicState, gone: SizeCount) -> Deleted:
+def _delete_result(topic: TopicState, removed: SizeCount) -> Deleted:
     index = topic.index
-    return Deleted(gone.records, index.earliest, index.head, index.count, index.bytes)
+    return Deleted(removed.records, index.earliest, index.head, index.count, index.bytes)

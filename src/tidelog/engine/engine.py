@@ -1,11 +1,8 @@
 """The engine: one directory of topics, one process that writes it, any number that read.
 
-This class is the door; what happens behind it is one verb a module (append, read, delete,
-checkpoint, recovery). Every method may be called from any thread.
-
-[shell] Frames about a topic rather than its records: made, configured, dropped.
-
-What a caller can do with routers: the part of the engine's door that is about them.
+`Engine` creates, configures and drops topics and routers, runs background work, and closes the directory. Operations
+on records are in their own modules (append, read, delete, checkpoint, recovery). Every method may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -43,9 +40,9 @@ from tidelog.wal import Commit, CommitFuture, Shard
 
 
 class ControlCommit(Commit):
-    """A frame about a topic: on disk before the caller hears of it, in force from then on.
+    """A frame about a topic, not its records: created, configured, dropped. Durable before the caller continues.
 
-    Made and submitted under the topic's lock. The seq of a ConfigUpdate is the last one assigned before it: replay
+    Created and submitted under the topic's lock. The seq of a ConfigUpdate is the last one assigned before it: replay
     applies the caps to records up to there, because the snapshot may already hold later ones.
     """
 
@@ -57,9 +54,9 @@ class ControlCommit(Commit):
             topic.last_assigned_seq if isinstance(body, control_frames.ConfigUpdate) else 0,
             topic.context.now_ms(),
         )
-        made = frame.encode(body.KIND, topic_id=topic.id, seq=seq, ts_ms=ts_ms, data=control_frames.encode(body))
-        super().__init__([made], frames=1, durable=True, future=CommitFuture(topic.shard))
-        # The ledger of gaps is made where the first removal is told of, which a checkpoint waits for.
+        encoded = frame.encode(body.KIND, topic_id=topic.id, seq=seq, ts_ms=ts_ms, data=control_frames.encode(body))
+        super().__init__([encoded], frames=1, durable=True, future=CommitFuture(topic.shard))
+        # The gap log topic is created for the first removal, which a checkpoint waits for.
         self.may_use_reserve = topic.name.startswith(OWN) or not isinstance(body, control_frames.TopicCreate)
         self._apply = apply
 
@@ -103,23 +100,23 @@ class RouterMethods:
         allow_cycle: bool = False,
         guarantee: Guarantee = "at_least_once",
     ) -> RouterState:
-        """Have every record that `source` gets from now on passed on to `dest`; topics that are not there are made.
+        """Copy every record that `source` gets from now on to `dest`; missing topics are created.
 
-        `filter` is a tag, a tag's beginning and `*`, or `["tag", "Eq" | "Glob", text]`: records without such a tag
-        stay behind. A router of this name that is there is changed: options that are not given take their defaults,
-        what it passed on stays. Where nothing can be made of it, nothing is made at all.
+        `filter` is a tag, a prefix followed by `*`, or `["tag", "Eq" | "Glob", text]`: records without a matching tag
+        are not copied. An existing router of this name is changed: options that are not given take their defaults,
+        copies stay. On an error nothing is created.
         """
         check_router_name(name)
         if guarantee not in GUARANTEES:
-            raise BadInput(f"a guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}; nothing was made")
+            raise BadInput(f"a guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}; nothing was created")
         for flag in (preserve_node, preserve_tag, create_dest, allow_cycle):
             if not isinstance(flag, bool):
-                raise BadInput(f"an option of a router is true or false, not {flag!r}; nothing was made")
+                raise BadInput(f"an option of a router is true or false, not {flag!r}; nothing was created")
         if source == dest:
-            raise BadInput(f"{source!r} cannot be passed on to itself; nothing was made, name another dest")
+            raise BadInput(f"{source!r} cannot be copied to itself; nothing was created, name another dest")
         check_topic_name(source)
         check_topic_name(dest)
-        wanted = Router(
+        router = Router(
             name=name,
             source=source,
             dest=dest,
@@ -127,38 +124,38 @@ class RouterMethods:
             preserve_tag=preserve_tag,
             allow_cycle=allow_cycle,
             exactly_once=guarantee == "exactly_once",
-            match=parse_tag_match(filter, "nothing was made"),
+            match=parse_tag_match(filter, "nothing was created"),
         )
         with self._registry_lock:
             self._check_writable()
             if not create_dest and self._find_topic(dest) is None:
                 raise TopicNotFound(dest)
-            known = self._router_manager.check(wanted)
-            made: list[TopicState] = []
+            exists = self._router_manager.check(router)
+            created: list[TopicState] = []
             try:
                 ends = []
                 for end in (source, dest):
-                    core = self._find_topic(end)
-                    if core is None:
-                        core = self._create_topic(end, TopicConfig())
-                        made.append(core)
-                    ends.append(core)
-                self._router_manager.create_or_update(wanted, *ends)
+                    topic = self._find_topic(end)
+                    if topic is None:
+                        topic = self._create_topic(end, TopicConfig())
+                        created.append(topic)
+                    ends.append(topic)
+                self._router_manager.create_or_update(router, *ends)
             except Error:
-                for core in reversed(made):
-                    self._drop_topic(core)
+                for topic in reversed(created):
+                    self._drop_topic(topic)
                 raise
-        return require_router(self._router_manager.state(name, created=not known), name)
+        return require_router(self._router_manager.state(name, created=not exists), name)
 
     def find_router(self: _EngineParts, name: str, *, fresh: bool = True) -> RouterState | None:
-        """The router of this name, if there is one; `fresh`: when it has passed on all that its source holds now."""
+        """Return the router of this name, if it exists; `fresh`: after it has copied all that its source holds now."""
         self._check_open()
         return self._router_manager.state(name, fresh=fresh)
 
     def routers(
         self: _EngineParts, prefix: str = "", source: str | None = None, dest: str | None = None
     ) -> list[RouterState]:
-        """What routers there are, by name: those that begin with `prefix`, from `source`, to `dest`. As they are."""
+        """List routers by name: those with this prefix, from `source`, to `dest`. Pending copies are not waited for."""
         self._check_open()
         return self._router_manager.states(prefix, source, dest)
 
@@ -167,7 +164,7 @@ class RouterMethods:
         return len(self._router_manager)
 
     def drop_router(self: _EngineParts, name: str) -> bool:
-        """Stop passing on; False where there is no such router. Copies stay. On return the drop survives a crash."""
+        """Stop copying; False if there is no such router. Copies stay. On return the drop survives a crash."""
         with self._registry_lock:
             self._check_writable()
             return self._router_manager.drop(name)
@@ -175,16 +172,16 @@ class RouterMethods:
     def drop_with_routers(
         self: _EngineParts, name: str, *, if_empty: bool = False, actor: str | None = None
     ) -> list[str] | None:
-        """Remove a topic with all its records; return the routers that went with it, None where there is no topic."""
+        """Remove a topic with all its records; return the routers dropped with it, None if there is no topic."""
         with self._registry_lock:
-            core = self._topics.get(name)
-            if core is None or name.startswith(OWN):
+            topic = self._topics.get(name)
+            if topic is None or name.startswith(OWN):
                 self._check_writable()
                 return None
-            if if_empty and (count := Topic(core).count):
+            if if_empty and (count := Topic(topic).count):
                 raise NotEmpty(name, count=count)
-            routers = self._router_manager.drop_routers_from(core)
-            self._drop_topic(core, actor)
+            routers = self._router_manager.drop_routers_from(topic)
+            self._drop_topic(topic, actor)
         return sorted(routers, key=str.encode)
 
 
@@ -202,23 +199,23 @@ class RouterMethods:
 )
 class Engine(RouterMethods):
     def __init__(self, opened: startup.OpenedEngine, *, threads: bool) -> None:
-        self._context: EngineContext = opened.shared
+        self._context: EngineContext = opened.context
         self._context.topics = self
         self._lock: DirectoryLock | None = opened.lock
         self._reopen = opened.reopen
         self._topics: dict[str, TopicState] = opened.topics
         self._next_id = opened.next_topic_id
         self.report: RecoveryReport = opened.report
-        self._uncertain_topics: dict[str, TopicState] = {}  # whose making was written and not synced
-        self._dropped: list[TopicState] = []  # topics whose files are still to be removed
-        self._registry_lock = Lock()  # held over the whole of create, configure and drop
-        self._context.queue_topics |= {core for core in self._topics.values() if core.config.type == "queue"}
+        self._uncertain_topics: dict[str, TopicState] = {}  # their TopicCreate was written and not synced
+        self._dropped: list[TopicState] = []  # topics whose files are not removed yet
+        self._registry_lock = Lock()  # held during create, configure and drop
+        self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
         self._checkpoints = CheckpointScheduler(self._context, opened.checkpoint_state, self._list_topics, self.report)
-        for core in self._topics.values() if self._context.shards else ():
-            with core.lock:
-                core.schedule_maintenance()
+        for topic in self._topics.values() if self._context.shards else ():
+            with topic.lock:
+                topic.schedule_maintenance()
         self._threads: list[BackgroundThread] = []
         fork.register(self)
         if threads and self._context.shards:
@@ -232,84 +229,85 @@ class Engine(RouterMethods):
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
     def topic(self, name: str, *, create: bool = True, **config: object) -> Topic:
-        """The topic of this name, made where there is none. Config fields that are given are set, others stay."""
+        """Return the topic of this name, created if it does not exist. Given config fields are set, others stay."""
         with self._registry_lock:
-            core = self._find_topic(name)
-            if core is None:
+            topic = self._find_topic(name)
+            if topic is None:
                 if not create:
                     raise TopicNotFound(name)
                 return Topic(self._create_topic(name, TopicConfig.make(config)))
             if config:
-                self._configure(core, TopicConfig.make(config, base=core.config))
-            return Topic(core)
+                self._configure(topic, TopicConfig.make(config, base=topic.config))
+            return Topic(topic)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
-        """Create or configure as a whole: fields that are not given take their defaults. Says whether it was made."""
+        """Create or configure a topic; fields that are not given take their defaults. Returns whether it was
+        created."""
         check_topic_name(name)
         with self._registry_lock:
-            core = self._find_topic(name)
-            if core is None:
+            topic = self._find_topic(name)
+            if topic is None:
                 return Topic(self._create_topic(name, TopicConfig.make(fields))), True
-            self._configure(core, TopicConfig.make(fields))
-            return Topic(core), False
+            self._configure(topic, TopicConfig.make(fields))
+            return Topic(topic), False
 
     def ensure_topic(self, name: str, config: TopicConfig, first: Records) -> tuple[Topic, bool]:
-        """The topic of this name, made with `config` where there is none; says whether it was. Where the write that
-        makes it would be refused, nothing is made and what it would raise is raised."""
+        """Return the topic of this name, created with `config` if it does not exist, and whether it was created. If the
+        write that creates it would be refused, nothing is created and its error is raised."""
         with self._registry_lock:
-            core = self._find_topic(name)
-            if core is not None:
-                return Topic(core), False
+            topic = self._find_topic(name)
+            if topic is not None:
+                return Topic(topic), False
             append.check_first_write(self._context, name, config, first)
             return Topic(self._create_topic(name, config)), True
 
     def queue(self, name: str, *, create: bool = True, **config: object) -> Queue:
-        """`topic`, for a topic of jobs. Raises NotAQueue where there is a log of this name."""
-        if (found := self.find(name)) is None:
+        """`topic`, for a queue. Raises NotAQueue if there is a log of this name."""
+        if (topic := self.find(name)) is None:
             return self.topic(name, create=create, **{"type": "queue", **config}).queue()
-        found.queue()
-        return (self.topic(name, create=False, **config) if config else found).queue()
+        topic.queue()
+        return (self.topic(name, create=False, **config) if config else topic).queue()
 
     def internal_topic(self, name: str, **config: object) -> Topic:
-        """A topic of the engine's own: read like any other, listed with none, and outside of every limit."""
-        assert name.startswith(OWN), "others are made by `topic`"
+        """An internal topic of the engine: readable like any other, not listed, outside of every limit."""
+        assert name.startswith(OWN), "other topics are created by `topic`"
         with self._registry_lock:
-            core = self._topics.get(name)
-            if core is None:
+            topic = self._topics.get(name)
+            if topic is None:
                 return Topic(self._make_topic(name, TopicConfig.make(config)))
-            self._configure(core, TopicConfig.make(config, base=core.config))
-            return Topic(core)
+            self._configure(topic, TopicConfig.make(config, base=topic.config))
+            return Topic(topic)
 
     def drop_internal_topic(self, name: str) -> None:
-        """Drop a topic of the engine's own, if it is there."""
-        assert name.startswith(OWN), "others are dropped by `drop`"
+        """Drop an internal topic, if it exists."""
+        assert name.startswith(OWN), "other topics are dropped by `drop`"
         with self._registry_lock:
-            core = self._topics.get(name)
-            if core is not None:
-                self._drop_topic(core)
+            topic = self._topics.get(name)
+            if topic is not None:
+                self._drop_topic(topic)
 
     def find(self, name: str) -> Topic | None:
-        """The topic of this name, if there is one."""
+        """Return the topic of this name, if it exists."""
         self._check_open()
-        return None if (core := self._find_topic(name)) is None else Topic(core)
+        return None if (topic := self._find_topic(name)) is None else Topic(topic)
 
     def names(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         self._check_open()
         return sorted(name for name in list(self._topics) if not name.startswith(OWN))
 
     def topics(self, prefix: str = "") -> list[TopicInfo]:
-        """What there is, by name. The engine's own are shown to whoever asks for their prefix."""
+        """List topics by name. Internal ones are listed if `prefix` asks for them."""
         self._check_open()
-        cores = [core for core in self._topics.copy().values() if core.name.startswith(prefix)]
-        found = [core for core in cores if prefix.startswith(OWN) or not core.name.startswith(OWN)]
-        return [Topic(core).state() for core in sorted(found, key=_name_key)]
+        topics = [topic for topic in self._topics.copy().values() if topic.name.startswith(prefix)]
+        found = [topic for topic in topics if prefix.startswith(OWN) or not topic.name.startswith(OWN)]
+        return [Topic(topic).state() for topic in sorted(found, key=_name_key)]
 
     def topics_cached(self) -> list[TopicInfo]:
-        """`topics` as they were last left: nothing expires for it and nobody waits for a disk."""
+        """`topics` as last known: nothing expires first, and nothing blocks on the disk."""
         self._check_open()
-        cores = [core for core in self._topics.copy().values() if not core.name.startswith(OWN)]
-        return [core.info() for core in sorted(cores, key=_name_key)]
+        topics = [topic for topic in self._topics.copy().values() if not topic.name.startswith(OWN)]
+        return [topic.info() for topic in sorted(topics, key=_name_key)]
 
     def gaps(
         self,
@@ -319,34 +317,33 @@ class Engine(RouterMethods):
         *,
         after_seq: int = 0,
     ) -> GapEntries:
-        """What was removed and why, oldest first: of one topic, also one that is gone, or of all; since a moment;
-        behind the row with the seq `behind`."""
+        """Return removals and their causes, oldest first: of one topic, also a dropped one, or of all; since a time;
+        after the row `after_seq`."""
         self._check_open()
         return self._gap_log.read(topic, from_ms, limit, after_seq=after_seq)
 
     def groups_cached(self, count_max: int) -> list[tuple[str, GroupState]]:
-        """Groups of consumers with their topics, the first so many by name, as they were last left."""
+        """Return the first `count_max` consumer groups with their topics, by name, as last known."""
         self._check_open()
-        cores = sorted((core for core in self._topics.copy().values() if core.groups), key=_name_key)
+        topics = sorted((topic for topic in self._topics.copy().values() if topic.groups), key=_name_key)
         found: list[tuple[str, GroupState]] = []
-        for core in cores:
+        for topic in topics:
             with suppress(TopicNotFound):  # dropped meanwhile
-                found += [(core.name, state) for state in groups.groups_cached(core, count_max - len(found))]
+                found += [(topic.name, state) for state in groups.groups_cached(topic, count_max - len(found))]
         return found
 
     @property
     def holds_broken(self) -> int:
-        """How many holds of groups were broken since the directory was opened."""
+        """Holds of groups that broke since the directory was opened."""
         return self._context.removals.broken_holds
 
     @property
     def listener_failures(self) -> int:
-        """How often a callback of `Topic.listen` or `Queue.listen` raised since the directory was opened."""
+        """Exceptions raised by listeners of topics and queues since the directory was opened."""
         return self._context.listener_failures
 
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
-        """Remove a topic with all its records; False where there is none. A topic made again under its name starts
-        anew."""
+        """Remove a topic with all its records; False if there is none. A new topic of the same name starts at seq 1."""
         return self.drop_with_routers(name, if_empty=if_empty, actor=actor) is not None
 
     def _drop_topic(self, topic: TopicState, actor: str | None = None) -> None:
@@ -354,7 +351,7 @@ class Engine(RouterMethods):
         if history is not None:
             self._drop_topic(history)
 
-        def gone() -> None:
+        def on_dropped() -> None:
             with topic.lock:
                 topic.is_dropped = True
                 index, held = topic.index, SizeCount(topic.index.count, topic.index.bytes)
@@ -362,13 +359,13 @@ class Engine(RouterMethods):
                 self._context.removals.add(topic, "drop", index.earliest, index.head, held, actor=actor)
             topic.notify_listeners()
 
-        self._submit_control(topic, control_frames.TopicDelete(topic.name), gone)
+        self._submit_control(topic, control_frames.TopicDelete(topic.name), on_dropped)
         del self._topics[topic.name]
         self._context.queue_topics.discard(topic)
         self._router_manager.forget_topic(topic)
         self._context.tag_cache.drop(topic.id)
         self._context.health.forget_topic(topic.id)
-        self._dropped.append(topic)  # its files go in the background: unlinking many would hold up every other topic
+        self._dropped.append(topic)  # files are removed in the background: unlinking many would block every other topic
 
     def _find_topic(self, name: object) -> TopicState | None:
         return self._topics.get(name) if isinstance(name, str) else None
@@ -377,26 +374,26 @@ class Engine(RouterMethods):
         check_topic_name(name)
         config.check_for(name)
         limit = self._context.limits.topics_max
-        if limit and len(self._topics) >= limit:  # looked at closely only where it could be reached
+        if limit and len(self._topics) >= limit:  # counted exactly only near the limit
             used = len(self.names())
             if used >= limit:
                 raise Throttled("topics", max=limit, used=used, asked=1)
         return self._make_topic(name, config)
 
     def _make_topic(self, name: str, config: TopicConfig) -> TopicState:
-        # Where a sync failed, a topic of this name may be on disk: another one beside it would be the second.
-        core = self._uncertain_topics.get(name) or TopicState(self._context, self._next_id, name, config)
-        self._next_id = max(self._next_id, core.id + 1)
-        core.shard.check_writable()
+        # After a failed sync the topic may be on disk: a retry must reuse its id.
+        topic = self._uncertain_topics.get(name) or TopicState(self._context, self._next_id, name, config)
+        self._next_id = max(self._next_id, topic.id + 1)
+        topic.shard.check_writable()
         try:
-            self._submit_control(core, control_frames.TopicCreate(name, config.to_json()), lambda: None)
+            self._submit_control(topic, control_frames.TopicCreate(name, config.to_json()), lambda: None)
         except Latched:
-            self._uncertain_topics[name] = core
+            self._uncertain_topics[name] = topic
             raise
-        self._topics[name] = core
+        self._topics[name] = topic
         if config.type == "queue":
-            self._context.queue_topics.add(core)
-        return core
+            self._context.queue_topics.add(topic)
+        return topic
 
     def _configure(self, topic: TopicState, config: TopicConfig) -> None:
         config.check_for(topic.name)
@@ -415,7 +412,7 @@ class Engine(RouterMethods):
             nonlocal floor
             with topic.lock:
                 if (config.durability == "ephemeral") != topic.is_ephemeral:
-                    topic.index.roll_segment()  # what lies in files and what never does are segments of their own
+                    topic.index.roll_segment()  # persistent and ephemeral records are in separate segments
                 topic.config = config
                 before = topic.index.evict_floor
                 topic.enforce_caps()
@@ -423,13 +420,13 @@ class Engine(RouterMethods):
                 floor = topic.index.evict_floor if topic.index.evict_floor > before else 0
 
         self._submit_control(topic, control_frames.ConfigUpdate(topic.name, config.to_json()), apply)
-        # On record before the next config can be: what this one took does not follow from the records alone once
+        # Logged before the next config: what this one evicted does not follow from the records alone once
         # later deletes or another config are replayed over them.
         retention.persist_floor(topic, max(floor, topic.index.evict_floor if topic.persists_floors else 0), always=True)
 
     def _submit_control(self, topic: TopicState, body: Body, apply: Callable[[], None]) -> None:
         self._check_writable()
-        if not topic.name.startswith(OWN):  # its own it makes and keeps to the last moment
+        if not topic.name.startswith(OWN):  # internal topics are written until the end of close
             topic.check_writable()
         with topic.lock:
             commit = ControlCommit(topic, body, apply)
@@ -442,44 +439,44 @@ class Engine(RouterMethods):
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """The shards of the WAL: for whoever drives commits, and for their figures."""
+        """The WAL shards, for metrics and for a server that drives the commits."""
         return self._context.shards
 
     @property
     def generation(self) -> int:
-        """The number of the newest checkpoint: it rises with every one; 0 before the first."""
+        """The number of the newest checkpoint; 0 before the first."""
         return self._checkpoints.state.manifest_number
 
     @property
     def staging(self) -> StagingArea:
-        """Chunks that are to become numbered batches."""
+        """Staged chunks of numbered batches."""
         self._check_open()
         return StagingArea(self._context.disk, self._context.root)
 
     def health(self) -> HealthState:
-        """How background work goes, the age of the last checkpoint, and which stored bytes do not verify."""
+        """The state of background work, the age of the last checkpoint, and stored bytes that do not verify."""
         self._check_open()
         return self._checkpoints.health()
 
     @property
-    def is_behind(self) -> bool:
-        """Whether records are written faster than the engine's own threads move them from memory to segments. A writer
-        that can wait should: memory holds what waits."""
-        return bool(self._threads) and self._checkpoints.is_behind
+    def is_lagging(self) -> bool:
+        """Whether records are written faster than checkpoints move them from memory to segments. A writer that can wait
+        should: memory holds the backlog."""
+        return bool(self._threads) and self._checkpoints.is_lagging
 
     def corruption(self) -> tuple[Corruption, ...]:
         """Stored bytes that did not verify since the directory was opened, each place once."""
         return self._context.health.corrupt_places()
 
-    # ── keeping ───────────────────────────────────────────────────────────────────────────────
+    # ── background work ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Sync what waits, seal what is old, checkpoint when due: what threads do every `sync_interval_ms`."""
+        """Sync pending writes, seal old segments, checkpoint when due: what the threads do every `sync_interval_ms`."""
         self._check_writable()
-        sound = [shard for shard in self._context.shards if not shard.is_latched]
+        writable = [shard for shard in self._context.shards if not shard.is_latched]
         self._flush_gap_log()
         self._sync()
-        for shard in sound:  # the ledger syncs too, and its failure is nobody's but ours
+        for shard in writable:  # a sync of the gap log may have latched it
             shard.check_writable()
         if (error := self._run_maintenance()) is not None:
             raise error
@@ -492,8 +489,8 @@ class Engine(RouterMethods):
         consistency.on_interval_synced(heads)
 
     def _run_maintenance(self) -> Exception | None:
-        """Every task that is due. One that fails keeps none of the others; returns the first error, where it is not the
-        ledger's: what waits there is told later, and records need no ledger."""
+        """Run every task that is due; a failing task does not stop the others. Returns the first error, except that of
+        the gap log, whose removals stay pending."""
         self._flush_gap_log()
         failed = self._run_task("history", self._flush_histories)
         if not self._router_manager.has_thread:
@@ -511,12 +508,12 @@ class Engine(RouterMethods):
         return failed
 
     def _expire(self) -> None:
-        """Expire records and seal segments where that is due. One topic that fails keeps none of the others."""
+        """Expire records and seal segments that are due; raise the first error."""
         for error in retention.run_due_maintenance(self._context).values():
             raise error
 
     def _run_task(self, task: str, step: Callable[[], object]) -> Exception | None:
-        """Do a step of background work. An error is logged, counted and returned."""
+        """Run one step of background work. An error is logged, counted and returned."""
         try:
             step()
         except Exception as error:
@@ -545,23 +542,24 @@ class Engine(RouterMethods):
             )
 
     def _flush_histories(self) -> None:
-        """Write down what happened to jobs. A journal that cannot be written waits, and keeps none of the others."""
-        journals = self._context.dirty_histories
+        """Write pending history steps of queues. A history that cannot be written waits and does not stop the
+        others."""
+        histories = self._context.dirty_histories
         failed: Exception | None = None
         if self._context.limits.queue_history_records:
-            for core in self._context.queue_topics.copy():
+            for topic in self._context.queue_topics.copy():
                 try:
-                    if core.index.head > core.history_seq:  # jobs were put that no claim has come upon yet
-                        get_queue_state(core).history.add_new_jobs()
+                    if topic.index.head > topic.history_seq:  # new jobs that no claim has reached yet
+                        get_queue_state(topic).history.add_new_jobs()
                 except Exception as error:
                     failed = failed or error
-        for journal in journals.copy():
-            journals.discard(journal)
+        for history in histories.copy():
+            histories.discard(history)
             try:
-                journal.flush()
+                history.flush()
             except Exception as error:
                 failed = failed or error
-                journals.add(journal)
+                histories.add(history)
         if failed is not None:
             raise failed
 
@@ -569,7 +567,7 @@ class Engine(RouterMethods):
         self._run_task("ledger", self._gap_log.flush)
 
     def checkpoint(self) -> None:
-        """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
+        """Copy records that only the WAL has into segments and free the WAL. On an error nothing changes."""
         self._check_writable()
         self._router_manager.run_until_idle()
         self._checkpoints.checkpoint()
@@ -578,59 +576,59 @@ class Engine(RouterMethods):
         limit = self._context.limits.routers_max
         health = self._context.health
 
-        def failed(error: Exception) -> None:
+        def on_error(error: Exception) -> None:
             self.report.add_background_error(error)
             health.failed("routers", error)
 
-        return RouterManager(self._topics.values(), limit=limit, threaded=threaded, on_error=failed)
+        return RouterManager(self._topics.values(), limit=limit, threaded=threaded, on_error=on_error)
 
     def _list_topics(self) -> tuple[list[TopicState], int]:
         with self._registry_lock:
-            # Its own first: what the ledger tells of up to here, every row behind this one reflects.
-            cores = sorted(self._topics.values(), key=lambda core: not core.name.startswith(OWN))
-            return cores, self._next_id
+            # Internal topics first: every later row reflects what the gap log holds at this point.
+            topics = sorted(self._topics.values(), key=lambda topic: not topic.name.startswith(OWN))
+            return topics, self._next_id
 
     def refresh(self) -> None:
-        """Look again at what a writer beside this reader has done since."""
+        """Reload what the writer beside this read-only engine has done since."""
         if self._reopen is None:
-            raise BadInput("only an engine that was opened for reading looks again; the writer knows")
+            raise BadInput("only a read-only engine reloads; the writer is always current")
         self._check_open()
         opened = self._reopen()
         with self._registry_lock:
             self._context.mmap_cache.clear()
             self._topics, self._next_id, self.report = opened.topics, opened.next_topic_id, opened.report
-            self._context = opened.shared
+            self._context = opened.context
             self._context.topics = self
             self._gap_log = GapLog(self._context, self)
             self._router_manager = self._make_router_manager(threaded=False)
 
-    # ── the end ───────────────────────────────────────────────────────────────────────────────
+    # ── close ───────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
+        """Make everything acknowledged durable and release the directory. Closing twice is harmless."""
         if self._context.closed:
             return
-        for keeper in self._threads:
-            keeper.stop()
-        sound = [shard for shard in self._context.shards if not shard.is_latched]
+        for thread in self._threads:
+            thread.stop()
+        writable = [shard for shard in self._context.shards if not shard.is_latched]
         self._flush_gap_log()
         try:
             self._router_manager.close()
             self._flush_histories()
             self._context.closing = True
-            for core in self._list_topics()[0]:
-                with core.lock:  # whoever was staging a write is done; nobody begins another
+            for topic in self._list_topics()[0]:
+                with topic.lock:  # writes being staged are done, new ones are refused
                     pass
             while any(shard.commit_pending() for shard in self._context.shards):
                 pass
-            self._flush_histories()  # steps of what was pumped, and jobs that were put meanwhile
+            self._flush_histories()  # steps of the commits above, and new jobs
             if self._checkpoints.needs_final_checkpoint():
                 self._checkpoints.checkpoint(final=True)
             self._run_task("erase", lambda: self._checkpoints.remove_dropped_topics(self._dropped))
         finally:
             self._context.closed = True
             self._close_shards()
-        for shard in sound:  # the ledger syncs too, and its failure is nobody's but ours
+        for shard in writable:  # a sync of the gap log may have latched it
             shard.check_writable()
 
     def _close_shards(self) -> None:
@@ -642,8 +640,8 @@ class Engine(RouterMethods):
                 except Error as error:
                     failed = failed or error
         finally:
-            for core in self._topics.values():
-                core.notify_listeners()
+            for topic in self._topics.values():
+                topic.notify_listeners()
             self._context.mmap_cache.clear()
             if self._lock is not None:
                 self._lock.release()
@@ -651,24 +649,24 @@ class Engine(RouterMethods):
             raise failed
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: it is closed there, using it raises Forked, and the files stay the parent's."""
-        shared = self._context
-        shared.opener_pid, shared.closing, shared.closed = pid, True, True
-        shared.mmap_cache.clear_without_lock()
-        beside = (
-            shared.mmap_cache,
-            shared.quota,
-            shared.tag_cache,
-            shared.removals,
-            shared.buffer_pool,
+        """Close the engine in a forked child: using it raises Forked, and the files stay the parent's."""
+        context = self._context
+        context.opener_pid, context.closing, context.closed = pid, True, True
+        context.mmap_cache.clear_without_lock()
+        parts = (
+            context.mmap_cache,
+            context.quota,
+            context.tag_cache,
+            context.removals,
+            context.buffer_pool,
             self._gap_log,
             self._router_manager,
         )
-        fork.poison_locks(shared.root, pid, self, shared, *beside, self._checkpoints, self._checkpoints.urgency)
-        for shard in shared.shards:
+        fork.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
+        for shard in context.shards:
             shard.on_fork(pid)
-        for core in list(self._topics.values()):
-            core.on_fork(pid)
+        for topic in list(self._topics.values()):
+            topic.on_fork(pid)
 
     def __enter__(self) -> Self:
         return self

@@ -1,16 +1,16 @@
-"""[shell] The ledger of gaps: one row for every removal, in a topic of the engine's own.
+"""The gap log: one row per removal, in an internal topic.
 
-    note (in memory) ──► its cause is synced ──► row in `_tidelog.gaps` ──► synced within a tick
+    Removal (in memory) ──► its cause is synced ──► row in `_tidelog.gaps` ──► synced within a tick
 
-The order makes the ledger true after any crash:
-  1. A row is written only once what it tells of survives a power cut: the frames of the topic's shard are synced first,
-     and floors that replay cannot work out are made durable. So no row tells of a removal that is then undone.
-  2. A manifest is saved, and deletion vectors are written, only when all removals they reflect have their rows
-     (`settle`). So what replay does not find out again is in the ledger.
-  3. What replay does find out is noted again while it applies it, and what the ledger has of it already is taken out
-     (`rebuild`): evictions by the highest seq that a row tells of, deletes by their number, a drop by its topic.
+The order keeps the log correct after any crash:
+  1. A row is written only when its removal survives a power cut: the topic's shard is synced first, and floors that
+     replay cannot derive are made durable. So no row reports a removal that is undone later.
+  2. A manifest is saved, and deletion vectors are written, only when all removals they reflect have rows
+     (`flush_durably`). So a removal that replay does not repeat is in the log.
+  3. Removals that replay repeats are recorded again, and those that the log has already are dropped
+     (`drop_known_removals`): evictions by the highest seq of a row, deletes by their number, a drop by its topic.
 
-Acks of queues are consumption and no rows. The engine's own topics have none.
+Acks of queues are consumption and get no rows. Internal topics have none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,24 +32,21 @@ from tidelog.engine.manifest import Manifest
 from tidelog.engine.pending_removals import EVICTION_CAUSES, PendingRemovals, Removal, RemovalCause
 from tidelog.engine.results import Appended, RecoveryReport
 from tidelog.engine.segment import SizeCount
-from tidelog.engine.topic_state import EngineContext, TopicState
+from tidelog.engine.topic_state import EngineContext, TopicRegistry, TopicState
 from tidelog.errors import BadInput, Error, Unavailable
 from tidelog.formats.control_frames import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.formats.rows import copy_values
 from tidelog.wal import CommitFuture, Shard
 
-if TYPE_CHECKING:
-    from tidelog.engine.topic import Topic
-
 GAP_LOG_TOPIC: Final = f"{OWN}gaps"
 GAPS_LIMIT_DEFAULT: Final = 1_000
 _BATCH_ROWS: Final = 1_000
-_READ_TOGETHER_SEQS: Final = 64  # rows of a topic that lie closer than this are read in one go
+_READ_TOGETHER_SEQS: Final = 64  # rows of a topic closer than this are read together
 
 
 class _Row(msgspec.Struct):
-    """A row as it is stored: JSON, keys in this order."""
+    """A stored row: JSON, keys in this order."""
 
     topic: str
     topic_id: int
@@ -65,19 +62,20 @@ class _Row(msgspec.Struct):
 
 
 class GapEntry(NamedTuple):
-    """Seqs of a topic that went, and why. Some of the range may have been gone before: `records` counts what went."""
+    """Removed seqs of a topic, and why. Some of the range may have been removed before: `records` counts this removal
+    only."""
 
     topic: str
-    topic_id: int  # another one after a topic was dropped and made again
+    topic_id: int  # changes when a topic is dropped and created again
     cause: RemovalCause
     first: int
     last: int  # included
     records: int
     bytes: int
     ts_ms: int
-    actor: str | None  # who did it: "retention", "recovery", a key's id; None: a program, by its own hand
+    actor: str | None  # "retention", "recovery", an API key's id; None: the embedding program
     about: str  # the groups whose holds broke; what was damaged
-    seq: int  # of the row; 0 while it is not written yet
+    seq: int  # of the row; 0: not written yet
 
 
 class GapEntries(list[GapEntry]):
@@ -107,19 +105,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Row).decode
 
 
-class TopicOwner(Protocol):
-    """The engine: it has the topic of the rows, and makes it for the first of them."""
-
-    def find(self, name: str) -> Topic | None: ...
-
-    def internal_topic(self, name: str, **config: object) -> Topic: ...
-
-
 class GapLog:
-    """What an engine does with its notes."""
+    """Writes pending removals of an engine as rows, and reads them."""
 
-    def __init__(self, context: EngineContext, owner: TopicOwner) -> None:
-        self._shared, self._removals, self._topics = context, context.removals, owner
+    def __init__(self, context: EngineContext, owner: TopicRegistry) -> None:
+        self._context, self._removals, self._topics = context, context.removals, owner
         self._flushing = Lock()
         context.gap_log = self
 
@@ -128,132 +118,137 @@ class GapLog:
         return None if topic is None else topic._topic_state
 
     def _create_topic(self) -> TopicState:
-        return self._topics.internal_topic(GAP_LOG_TOPIC, cap_records=self._shared.limits.ledger_records)._topic_state
+        return self._topics.internal_topic(GAP_LOG_TOPIC, cap_records=self._context.limits.ledger_records)._topic_state
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
     def flush(self) -> None:
-        """Write what waits, as one batch. What cannot be told yet waits on; raises where rows cannot be written."""
-        if self._shared.shards:
+        """Write pending removals as one batch. Those whose cause is not durable yet stay pending. Raises where rows
+        cannot be written."""
+        if self._context.shards:
             with self._flushing:
                 self._flush()
 
     def _flush(self) -> list[Removal]:
-        """Returns what cannot be told yet."""
+        """Write rows and return the removals that have to wait."""
         taken = self._removals.take_all()
-        told = 0
-        late: list[Removal] = []
+        written = 0
+        deferred: list[Removal] = []
         try:
             if taken:
-                taken, late = _split_by_durability(taken)
-            core = self._create_topic() if taken else None
-            while core is not None and told < len(taken):
-                _submit_rows(core, taken[told : told + _BATCH_ROWS]).wait()
-                told += _BATCH_ROWS
+                taken, deferred = _split_by_durability(taken)
+            topic = self._create_topic() if taken else None
+            while topic is not None and written < len(taken):
+                _submit_rows(topic, taken[written : written + _BATCH_ROWS]).wait()
+                written += _BATCH_ROWS
         finally:
-            self._removals.put_back([*late, *taken[told:]])
-        return late
+            self._removals.put_back([*deferred, *taken[written:]])
+        return deferred
 
     def flush_durably(self, excused: Collection[int] = ()) -> None:
-        """Every removal so far has its row, and the rows survive a power cut; but for topics that are excused, whose
-        removals no manifest reflects yet."""
+        """Write every removal so far and sync the rows. Topics in `excused` may stay pending: no manifest reflects
+        their removals yet."""
         with self._flushing:
-            if any(note.topic_id not in excused for note in self._flush()):
-                raise Unavailable(f"{self._shared.root}: removals cannot be made durable; nothing was lost, retry")
-        core = self._find_topic()
-        if core is not None:
-            core.shard.sync()
+            if any(removal.topic_id not in excused for removal in self._flush()):
+                raise Unavailable(f"{self._context.root}: removals cannot be made durable; nothing was lost, retry")
+        topic = self._find_topic()
+        if topic is not None:
+            topic.shard.sync()
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
     def read(
         self, topic: str | None, from_ms: int | None, limit: int, *, after_seq: int = 0, topic_id: int | None = None
     ) -> GapEntries:
-        """Rows behind the seq `behind`, oldest first. What could not be written yet comes last, with seq 0."""
+        """Return rows after `after_seq`, oldest first. Removals that are not written yet come last, with seq 0."""
         if topic is not None and not is_utf8_text(topic):
-            raise BadInput("a topic is named by text; nothing was read")
+            raise BadInput("a topic name is text; nothing was read")
         check_int("limit", limit, 1, SEQ_MAX)
         check_int("from_ms", from_ms or 0, 0, TS_MS_MAX)
-        with suppress(Error):  # a disk that fails keeps nobody from reading: what waits is shown from memory
+        with suppress(Error):  # on a failing disk, pending removals are shown from memory
             self.flush()
 
-        def wanted(row: GapEntry) -> bool:
-            mine = topic is None or row.topic == topic
-            return mine and (topic_id is None or row.topic_id == topic_id) and row.ts_ms >= (from_ms or 0)
+        def is_wanted(row: GapEntry) -> bool:
+            is_topic = topic is None or row.topic == topic
+            return is_topic and (topic_id is None or row.topic_id == topic_id) and row.ts_ms >= (from_ms or 0)
 
-        found = GapEntries()
-        core = self._find_topic()
-        if core is not None:
-            start = max(after_seq, segment_listing.find_seq_by_time(core, from_ms) - 1 if from_ms else 0)
-            for row in _read_entries(core, topic, start):
-                if len(found) == limit:
-                    return found
-                if wanted(row):
-                    found.append(row)
-        waiting = (_to_entry(note) for note in self._removals.snapshot())
-        found += [row for row in waiting if wanted(row)][: limit - len(found)]
-        return found
+        entries = GapEntries()
+        topic_state = self._find_topic()
+        if topic_state is not None:
+            start = max(after_seq, segment_listing.find_seq_by_time(topic_state, from_ms) - 1 if from_ms else 0)
+            for row in _read_entries(topic_state, topic, start):
+                if len(entries) == limit:
+                    return entries
+                if is_wanted(row):
+                    entries.append(row)
+        pending = (_to_entry(removal) for removal in self._removals.snapshot())
+        entries += [row for row in pending if is_wanted(row)][: limit - len(entries)]
+        return entries
 
 
-def _split_by_durability(notes: list[Removal]) -> tuple[list[Removal], list[Removal]]:
-    """Those whose removals survive a power cut, made so where that is needed, and those that have to wait."""
-    cores = {note.topic_state.id: note.topic_state for note in notes if note.topic_state is not None}
-    lasting = [core for core in cores.values() if not core.is_ephemeral and not core.is_dropped]
-    guarded = [core for core in lasting if core.persists_floors]
+def _split_by_durability(removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
+    """Split removals into those that survive a power cut, made durable where needed, and those that have to wait."""
+    topics = {removal.topic_state.id: removal.topic_state for removal in removals if removal.topic_state is not None}
+    durable = [topic for topic in topics.values() if not topic.is_ephemeral and not topic.is_dropped]
+    with_floors = [topic for topic in durable if topic.persists_floors]
     try:
-        retention.persist_floors(guarded)
+        retention.persist_floors(with_floors)
     except Error:
-        for core in guarded:  # one that cannot does not keep the others
+        for topic in with_floors:  # one failing topic does not stop the others
             with suppress(Error):
-                retention.persist_floors([core])
+                retention.persist_floors([topic])
     failed: set[Shard] = set()
-    for shard in {core.shard for core in lasting}:
+    for shard in {topic.shard for topic in durable}:
         with suppress(Error):
             shard.sync()
         if shard.is_latched:
             failed.add(shard)
 
-    def waits(note: Removal) -> bool:
-        core = note.topic_state
-        if core is None or core.is_ephemeral or core.is_dropped:
+    def must_wait(removal: Removal) -> bool:
+        topic = removal.topic_state
+        if topic is None or topic.is_ephemeral or topic.is_dropped:
             return False
-        open_floor = core.persists_floors and note.cause in EVICTION_CAUSES and core.durable_floor <= note.last
-        return open_floor or core.shard in failed
+        floor_pending = (
+            topic.persists_floors and removal.cause in EVICTION_CAUSES and topic.durable_floor <= removal.last
+        )
+        return floor_pending or topic.shard in failed
 
-    late = [waits(note) for note in notes]
+    deferred = [must_wait(removal) for removal in removals]
     return (
-        [note for note, is_late in zip(notes, late, strict=True) if not is_late],
-        [note for note, is_late in zip(notes, late, strict=True) if is_late],
+        [removal for removal, is_deferred in zip(removals, deferred, strict=True) if not is_deferred],
+        [removal for removal, is_deferred in zip(removals, deferred, strict=True) if is_deferred],
     )
 
 
-def _submit_rows(topic: TopicState, notes: list[Removal]) -> CommitFuture[Appended]:
-    """`append` of the engine's own: also while it is being closed, and outside of every limit."""
-    made = Batch([_encode(_to_row(note)) for note in notes], True, [note.topic.encode() for note in notes])
+def _submit_rows(topic: TopicState, removals: list[Removal]) -> CommitFuture[Appended]:
+    """Append rows to the gap log topic: also while the engine closes, and outside of every limit."""
+    batch = Batch(
+        [_encode(_to_row(removal)) for removal in removals], True, [removal.topic.encode() for removal in removals]
+    )
     with topic.lock:
         topic.check_open()
-        commit = Append(topic, topic.last_assigned_seq + 1, topic.next_timestamp_ms(), made, None)
+        commit = Append(topic, topic.last_assigned_seq + 1, topic.next_timestamp_ms(), batch, None)
         topic.submit(commit)
-        topic.quota.acquire(made.weight)
-        topic.last_assigned_seq, topic.index.last_ts = topic.last_assigned_seq + len(made), commit.ts_ms
-        topic.staged_records += len(made)
-        topic.staged_bytes += made.weight
+        topic.quota.acquire(batch.weight)
+        topic.last_assigned_seq, topic.index.last_ts = topic.last_assigned_seq + len(batch), commit.ts_ms
+        topic.staged_records += len(batch)
+        topic.staged_bytes += batch.weight
     return commit.future
 
 
-def _to_row(note: Removal) -> _Row:
+def _to_row(removal: Removal) -> _Row:
     return _Row(
-        note.topic,
-        note.topic_id,
-        note.cause,
-        note.first,
-        note.last,
-        note.records,
-        note.bytes,
-        note.ts_ms,
-        note.actor,
-        note.number,
-        note.about,
+        removal.topic,
+        removal.topic_id,
+        removal.cause,
+        removal.first,
+        removal.last,
+        removal.records,
+        removal.bytes,
+        removal.ts_ms,
+        removal.actor,
+        removal.number,
+        removal.about,
     )
 
 
@@ -263,10 +258,10 @@ def _to_entry(row: _Row | Removal, seq: int = 0) -> GapEntry:
 
 
 def _read_entries(topic_state: TopicState, topic: str | None, after_seq: int) -> Iterable[GapEntry]:
-    """Rows of the ledger behind a seq, those of one topic found by their tag."""
+    """Yield rows after a seq; those of one topic are found by their tag."""
     for first, last in _seq_runs(topic_state, topic, after_seq):
-        for stretch in read.TopicScan(topic_state, first - 1, frozenset(), last).iter_chunks():
-            seqs, datas = stretch.rows.seq.tolist(), copy_values(stretch.rows.buf, stretch.rows.data)
+        for chunk in read.TopicScan(topic_state, first - 1, frozenset(), last).iter_chunks():
+            seqs, datas = chunk.rows.seq.tolist(), copy_values(chunk.rows.buf, chunk.rows.data)
             yield from (_to_entry(_decode(data), seq) for seq, data in zip(seqs, datas, strict=True))
 
 
@@ -283,11 +278,11 @@ def _seq_runs(topic_state: TopicState, topic: str | None, after_seq: int) -> lis
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
-# ── after a crash ─────────────────────────────────────────────────────────────────────────────────
+# ── recovery ─────────────────────────────────────────────────────────────────────────────────
 
 
 class _KnownRemovals(NamedTuple):
-    """What the rows tell of that no manifest covers."""
+    """Removals that rows report and no manifest covers."""
 
     evicted: dict[int, int]  # topic → the highest seq
     trimmed: dict[int, int]
@@ -297,60 +292,62 @@ class _KnownRemovals(NamedTuple):
 
 
 def drop_known_removals(context: EngineContext, topics: Mapping[str, TopicState], manifest: Manifest) -> None:
-    """Of the notes that recovery made, keep those that the ledger has no row of."""
-    notes: PendingRemovals = context.removals
-    found, notes.is_recovering = notes.take_all(), False
-    told = _KnownRemovals({}, {}, set(), set(), set())
-    core = topics.get(GAP_LOG_TOPIC)
-    if core is not None and found:
-        behind = next((row.head for row in manifest.topics if row.id == core.id), 0)
-        for stretch in read.TopicScan(core, min(behind, core.index.head), frozenset()).iter_chunks():
-            for row in map(_decode, copy_values(stretch.rows.buf, stretch.rows.data)):
-                _add_known(told, row)
-    for note in found:
-        if (kept := _unknown_part(note, told)) is not None:
-            notes.add_removal(kept)
+    """Drop the removals found by recovery that the gap log has rows for."""
+    pending: PendingRemovals = context.removals
+    removals, pending.is_recovering = pending.take_all(), False
+    known = _KnownRemovals({}, {}, set(), set(), set())
+    topic = topics.get(GAP_LOG_TOPIC)
+    if topic is not None and removals:
+        head_seq = next((row.head for row in manifest.topics if row.id == topic.id), 0)
+        for chunk in read.TopicScan(topic, min(head_seq, topic.index.head), frozenset()).iter_chunks():
+            for row in map(_decode, copy_values(chunk.rows.buf, chunk.rows.data)):
+                _add_known(known, row)
+    for removal in removals:
+        if (unknown := _unknown_part(removal, known)) is not None:
+            pending.add_removal(unknown)
 
 
-def _add_known(told: _KnownRemovals, row: _Row) -> None:
+def _add_known(known: _KnownRemovals, row: _Row) -> None:
     if row.cause == "delete":
-        told.deleted.add((row.topic_id, row.number))
+        known.deleted.add((row.topic_id, row.number))
     elif row.cause == "drop":
-        told.dropped.add(row.topic_id)
+        known.dropped.add(row.topic_id)
     elif row.cause == "lost":
-        told.lost.add(row.about)
+        known.lost.add(row.about)
     else:
-        marks = told.evicted if row.cause in EVICTION_CAUSES else told.trimmed
+        marks = known.evicted if row.cause in EVICTION_CAUSES else known.trimmed
         marks[row.topic_id] = max(marks.get(row.topic_id, 0), row.last)
 
 
-def _unknown_part(note: Removal, told: _KnownRemovals) -> Removal | None:
-    if note.cause == "delete":
-        return None if (note.topic_id, note.number) in told.deleted else note
-    if note.cause == "drop":
-        return None if note.topic_id in told.dropped else note
-    if note.cause == "lost":
-        return None if note.about in told.lost else note
-    marks = told.evicted if note.cause in EVICTION_CAUSES else told.trimmed
-    known = marks.get(note.topic_id, 0)
-    if note.last <= known:
+def _unknown_part(removal: Removal, known: _KnownRemovals) -> Removal | None:
+    if removal.cause == "delete":
+        return None if (removal.topic_id, removal.number) in known.deleted else removal
+    if removal.cause == "drop":
+        return None if removal.topic_id in known.dropped else removal
+    if removal.cause == "lost":
+        return None if removal.about in known.lost else removal
+    marks = known.evicted if removal.cause in EVICTION_CAUSES else known.trimmed
+    known_last = marks.get(removal.topic_id, 0)
+    if removal.last <= known_last:
         return None
-    if note.first <= known and note.topic_state is not None:
-        note.first = known + 1
-        with suppress(Error):  # what does not read any more is counted as it was noted
-            gone = note.topic_state.index.measure(note.first, note.last + 1)
-            note.records, note.bytes = min(note.records, gone.records), min(note.bytes, gone.bytes)
-    return note
+    if removal.first <= known_last and removal.topic_state is not None:
+        removal.first = known_last + 1
+        with suppress(Error):  # unreadable records keep their recorded size
+            remaining = removal.topic_state.index.measure(removal.first, removal.last + 1)
+            removal.records, removal.bytes = (
+                min(removal.records, remaining.records),
+                min(removal.bytes, remaining.bytes),
+            )
+    return removal
 
 
 def add_wal_losses(context: EngineContext, report: RecoveryReport, topics: Mapping[str, TopicState]) -> None:
-    """Note what damage of the WAL took, for a writer that went on without it: seqs that are known to be lost, and those
-    that were reserved or may have been given out."""
-    now_ms, about = context.now_ms(), "; ".join(report.damage)
-    context.removals.add_removal(Removal(None, "", 0, "lost", 0, 0, 0, 0, now_ms, "recovery", 0, about))
-    found = [(topics[name], *each) for name, ranges in report.lost_seqs.items() for each in ranges]
+    """Record WAL losses that a writer accepted: lost seqs, and seqs that were reserved or may have been assigned."""
+    now_ms, damage = context.now_ms(), "; ".join(report.damage)
+    context.removals.add_removal(Removal(None, "", 0, "lost", 0, 0, 0, 0, now_ms, "recovery", 0, damage))
+    lost = [(topics[name], *span) for name, ranges in report.lost_seqs.items() for span in ranges]
     for name, count in report.padded.items():
-        core = topics[name]
-        found.append((core, core.index.head - count + 1, core.index.head))
-    for core, first, last in found:
-        context.removals.add(core, "lost", first, last, SizeCount(0, 0), actor="recovery", ts_ms=now_ms, about=about)
+        topic = topics[name]
+        lost.append((topic, topic.index.head - count + 1, topic.index.head))
+    for topic, first, last in lost:
+        context.removals.add(topic, "lost", first, last, SizeCount(0, 0), actor="recovery", ts_ms=now_ms, about=damage)

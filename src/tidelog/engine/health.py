@@ -1,8 +1,8 @@
-"""Health of an engine: what background work failed at, and which stored bytes do not verify.
+"""Health of an engine: failures of background tasks, and stored bytes that do not verify.
 
-    task        checkpoint, sync, ledger, history, routers, expiry, erase: each run is counted, each failure logged,
+    task        checkpoint, sync, ledger, history, routers, expiry, erase: each run is counted, each failure is logged,
                 counted and kept until the task succeeds again
-    corruption  one entry a place: a frame, an index or a footer that did not verify, found by a read, by a
+    corruption  one entry per place: a frame, an index or a footer that did not verify, found by a read, by a
                 checkpoint or at the start
 
 Both are shown by `Engine.health`, `/v0/metrics`, `/v0/ready` and `tidelog doctor`. A failing task is logged at its
@@ -29,7 +29,7 @@ class TaskState(NamedTuple):
     name: str
     runs: int
     failures: int
-    failing: int  # failures since the last success; 0: the last run was good
+    failing: int  # failures since the last success; 0: the last run succeeded
     last_ok_ms: int | None
     last_error: str | None  # of the last failure, kept after a success
     last_error_ms: int | None
@@ -83,7 +83,7 @@ class HealthMonitor:
 
     @contextmanager
     def watch(self, task: str) -> Iterator[None]:
-        """Count a run of a background task. An exception is logged and counted, and ends here."""
+        """Count a run of a background task. An exception is logged, counted and suppressed."""
         try:
             yield
         except Exception as error:
@@ -93,42 +93,42 @@ class HealthMonitor:
 
     def succeeded(self, task: str) -> None:
         with self._guard:
-            found = self._tasks.setdefault(task, _Task())
-            found.runs, found.ok_ms = found.runs + 1, self._now_ms()
-            recovered, found.failing = found.failing, 0
+            state = self._tasks.setdefault(task, _Task())
+            state.runs, state.ok_ms = state.runs + 1, self._now_ms()
+            recovered, state.failing = state.failing, 0
         if recovered:
             _log.info("%s: %s works again after %d failures", self._root, task, recovered)
 
     def is_failing(self, task: str) -> bool:
         """Whether the last run failed."""
-        found = self._tasks.get(task)
-        return found is not None and found.failing > 0
+        state = self._tasks.get(task)
+        return state is not None and state.failing > 0
 
     def recovered(self, task: str) -> None:
-        """`succeeded` for what runs too often to be counted: free unless it failed the last time."""
-        found = self._tasks.get(task)
-        if found is not None and found.failing:
+        """`succeeded` for a task that runs too often to be counted: does nothing unless its last run failed."""
+        state = self._tasks.get(task)
+        if state is not None and state.failing:
             self.succeeded(task)
 
     def failed(self, task: str, error: BaseException) -> None:
-        """A run failed; it is tried again when it is next due."""
-        now_ms, said = self._now_ms(), describe_error(error)
+        """Count and log a failed run; the task is retried when it is next due."""
+        now_ms, text = self._now_ms(), describe_error(error)
         with self._guard:
-            found = self._tasks.setdefault(task, _Task())
-            found.runs, found.failures, found.failing = found.runs + 1, found.failures + 1, found.failing + 1
-            again = found.error == said and found.failing > 1 and found.logged_ms is not None
-            quiet = again and now_ms - (found.logged_ms or 0) < _REPEAT_LOG_MS
-            found.error, found.error_ms = said, now_ms
-            count = found.failing
-            if not quiet:
-                found.logged_ms = now_ms
-        if not quiet:
-            _log.error("%s: %s failed (%d in a row): %s", self._root, task, count, said, exc_info=error)
+            state = self._tasks.setdefault(task, _Task())
+            state.runs, state.failures, state.failing = state.runs + 1, state.failures + 1, state.failing + 1
+            is_repeated = state.error == text and state.failing > 1 and state.logged_ms is not None
+            is_silent = is_repeated and now_ms - (state.logged_ms or 0) < _REPEAT_LOG_MS
+            state.error, state.error_ms = text, now_ms
+            count = state.failing
+            if not is_silent:
+                state.logged_ms = now_ms
+        if not is_silent:
+            _log.error("%s: %s failed (%d in a row): %s", self._root, task, count, text, exc_info=error)
 
     # ── stored bytes ──────────────────────────────────────────────────────────────────────────
 
     def report_corruption(self, topic: str, topic_id: int, where: str, reason: str) -> None:
-        """These bytes do not verify. A place that is known already counts once."""
+        """Record bytes that do not verify. Each place counts once."""
         with self._guard:
             if (topic_id, where) in self._corrupt:
                 return
@@ -138,12 +138,12 @@ class HealthMonitor:
         _log.error("%s: corrupt data in topic %s, %s: %s", self._root, topic, where, reason)
 
     def forget_topic(self, topic_id: int) -> None:
-        """The topic was dropped, and its bytes with it."""
+        """Forget the corruption of a dropped topic."""
         with self._guard:
             for key in [key for key in self._corrupt if key[0] == topic_id]:
                 del self._corrupt[key]
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────
+    # ── queries ───────────────────────────────────────────────────────────────────────────────
 
     def tasks(self) -> tuple[TaskState, ...]:
         with self._guard:
@@ -158,6 +158,6 @@ class HealthMonitor:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line, with its kind where the text does not tell."""
-    said = str(error).partition("\n")[0]
-    return said if type(error).__module__.startswith("tidelog") and said else f"{type(error).__name__}: {said}"
+    """Return an error as one line, with its type unless it is one of Tidelog's."""
+    text = str(error).partition("\n")[0]
+    return text if type(error).__module__.startswith("tidelog") and text else f"{type(error).__name__}: {text}"

@@ -1,41 +1,14 @@
-"""[policy] The idempotency keys of one topic: a write that is sent again gets the first one's answer.
+"""Write-once guarantees: idempotency keys, and batches numbered by their producer.
 
-                  hold                    remember
-    (unknown) ───────────▶ Pending(token) ──────────▶ Done(outcome, at_ms)
-        ▲                        │                          │
-        └──────── forget ────────┘                          │
-        └───────────────── now − at_ms > window ────────────┘
+The owner's lock guards all of it.
 
-While the first write is under way, a second one with its key is given its token to wait on; it
-shares its fate. A write that failed is forgotten, so that sending it again may succeed. What was
-written is not compared: the key alone decides.
+A key is stored in the WAL before the records that were written under it (`WriteKey`), in the same commit, and from the
+next checkpoint on in the manifest's row of the topic. So after a restart it is known if and only if its records
+survived, for the rest of its window by the wall clock. Keys of ephemeral topics do not survive, like their records.
 
-A key lies in the WAL in front of the records that were written under it (`WriteKey`), in the same
-commit, and from the next checkpoint on in the manifest's row of the topic. So after a restart it is
-known if and only if its records survived, for the rest of its window by the wall clock. Records of
-an ephemeral topic do not, and neither do their keys. At most `KEYS_MAX` keys of a topic are known,
-those of the newest writes.
-
-The owner's lock guards all of it. Time comes in and should be of a clock that does not go back:
-whether a key is found is decided by its own time alone, but keys are forgotten oldest write first.
-
-[policy] Batches that their writer numbers, each written once whatever is repeated.
-
-    query id     number            sum         verdict
-    another      any               any         refused: the checkpoint was deleted or replaced
-    the same     the newest        any         a replay: the range it was given then
-    any          known             the same    a replay
-    any          known             another     refused: the batch was written with other records
-    any          below a known one             refused: not written, later ones were; a checkpoint was set back
-    any          above all                     new
-
-A writer is a name that goes on across restarts, such as that of a streaming query. The query id tells two queries of
-one name apart: Spark keeps it in the checkpoint. A query that is restarted repeats at most its newest batch, whose
-records may have changed at the source since; the first write counts. Without a query id, on either side, only the sum
-decides.
-
-The last `KEPT` batches of a writer are known; one that is older counts as below. What a writer of one batch (`ONCE`)
-has written is forgotten after the next `KEPT_ONCE`: its repetitions come within moments.
+A producer is a name that persists across restarts, such as that of a streaming query. The query id distinguishes two
+queries with one name: Spark keeps it in the checkpoint. A restarted query repeats at most its newest batch, whose
+records may have changed at the source since; the first write counts.
 """
 
 from __future__ import annotations
@@ -50,53 +23,67 @@ from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, BatchConflict
 from tidelog.formats.control_frames import NumberedBatch
 
-P = TypeVar("P")  # what a second caller waits on
-T = TypeVar("T")  # what it is answered
+P = TypeVar("P")  # what a second caller waits for
+T = TypeVar("T")  # the outcome it gets
 
-IDEMPOTENCY_KEYS_MAX: Final = 1 << 18  # of one topic: two minutes of 2,000 keyed writes a second, about 80 MB
-FORGET_KEYS_MAX: Final = 64  # keys a call forgets at most: no write pays for a burst two minutes ago
+IDEMPOTENCY_KEYS_MAX: Final = 1 << 18  # per topic: two minutes of 2,000 keyed writes a second, about 80 MB
+FORGET_KEYS_MAX: Final = 64  # per call: no write pays for a burst two minutes ago
 
 
 class PendingWrite(NamedTuple, Generic[P]):
-    """The write of this key is under way."""
+    """The write of this key is not acknowledged yet."""
 
     future: P
 
 
 class AckedWrite(NamedTuple, Generic[T]):
-    """The write of this key was acked."""
+    """The write of this key was acknowledged."""
 
     outcome: T
     at_ms: int
-    is_persistent: bool = True  # its records outlive the process
+    is_persistent: bool = True  # its records survive the process
 
 
 class IdempotencyWindow(Generic[P, T]):
-    """Key → what became of its write. Every call is bounded work, however many keys there are."""
+    """Idempotency keys of one topic: a repeated write gets the first one's answer. Every call is bounded work.
+
+                      begin                      complete
+        (unknown) ───────────▶ PendingWrite(future) ──────────▶ AckedWrite(outcome, at_ms)
+            ▲                        │                                 │
+            └──────── abort ─────────┘                                 │
+            └───────────────── now − at_ms > window ───────────────────┘
+
+    While the first write is pending, a second one with its key waits on the same future and shares its outcome. A
+    failed write is forgotten, so that a retry may succeed. Contents are not compared: the key alone decides. At most
+    `IDEMPOTENCY_KEYS_MAX` keys are known, those of the newest writes.
+
+    Times come from a monotonic clock: a lookup is decided by the key's own time, but keys are forgotten oldest write
+    first.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[str, P] = {}
-        # Not a dict: finding its first key walks over all that were taken from its front.
+        # Not a dict: finding its first key walks over all entries deleted from its front.
         self._done: OrderedDict[str, AckedWrite[T]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._done)
 
     def lookup(self, key: str, now_ms: int, window_ms: int) -> PendingWrite[P] | AckedWrite[T] | None:
-        """What is known of this key; None: the write is the first one, or the first within the window."""
+        """Return the earlier write of this key; None: there is none within the window."""
         if key in self._pending:
             return PendingWrite(self._pending[key])
         done = self._done.get(key)
         return done if done is not None and now_ms - done.at_ms <= window_ms else None
 
     def begin(self, key: str, future: P) -> None:
-        """The caller's write goes ahead under this key. Only after a lookup that found nothing."""
-        assert key not in self._pending, "another write of this key is under way"
-        self._done.pop(key, None)  # outlived its window
+        """Register a write under this key, after a lookup that found nothing."""
+        assert key not in self._pending, "another write of this key is pending"
+        self._done.pop(key, None)  # its window is over
         self._pending[key] = future
 
     def complete(self, key: str, outcome: T, now_ms: int, *, persistent: bool = True) -> None:
-        """The write was acked now; its window begins."""
+        """The write was acknowledged; its window starts at `now_ms`."""
         self._pending.pop(key, None)
         self._done[key] = AckedWrite(outcome, now_ms, persistent)
         self._done.move_to_end(key)
@@ -104,17 +91,18 @@ class IdempotencyWindow(Generic[P, T]):
             self._done.popitem(last=False)
 
     def persistent_keys(self) -> list[tuple[str, AckedWrite[T]]]:
-        """Every acked key whose records outlive the process, oldest first: a copy, for a reader without the lock."""
+        """Return every acknowledged key whose records survive the process, oldest first. A copy, for use without the
+        lock."""
         return [each for each in self._done.items() if each[1].is_persistent]
 
     def abort(self, key: str) -> None:
-        """The held write failed: the next one of this key is the first."""
+        """The pending write failed: the next one with this key is new."""
         self._pending.pop(key, None)
 
     def forget_expired(self, now_ms: int, window_ms: int, count_max: int = FORGET_KEYS_MAX) -> int:
-        """Let go of keys whose window is over, oldest first, `most` at once; return how many.
+        """Forget up to `count_max` keys whose window is over, oldest first; return how many.
 
-        Call it with every write that brings a key: it forgets faster than writes can remember.
+        Called with every write that brings a key, so keys are forgotten faster than they are added.
         """
         count = 0
         while count < count_max and self._done:
@@ -126,35 +114,37 @@ class IdempotencyWindow(Generic[P, T]):
         return count
 
 
-# ── over a restart ────────────────────────────────────────────────────────────────────────────────
+# ── across a restart ────────────────────────────────────────────────────────────────────────────────
 
 
 def encode_keys(
-    kept: Iterable[tuple[str, AckedWrite[Appended]]], head: int, clock: Clock, window_ms: int
+    keys: Iterable[tuple[str, AckedWrite[Appended]]], head: int, clock: Clock, window_ms: int
 ) -> tuple[tuple[str, int, int, int], ...]:
-    """Keys for the manifest, which holds records up to `head`: key, first seq, last seq, and when it was acked, by the
-    wall clock. A key of later records is the WAL's to tell of."""
-    now_ms, ago_ms = clock.monotonic_ms(), clock.now_us() // 1000 - clock.monotonic_ms()
+    """Encode keys for a manifest that holds records up to `head`: key, first seq, last seq, wall-clock time of the ack.
+
+    Keys of later records are stored in the WAL.
+    """
+    now_ms, offset_ms = clock.monotonic_ms(), clock.now_us() // 1000 - clock.monotonic_ms()
     return tuple(
-        (key, done.outcome.first_seq, done.outcome.last_seq, max(done.at_ms + ago_ms, 0))
-        for key, done in kept
+        (key, done.outcome.first_seq, done.outcome.last_seq, max(done.at_ms + offset_ms, 0))
+        for key, done in keys
         if done.outcome.last_seq <= head and now_ms - done.at_ms <= window_ms
     )
 
 
 def restore_keys(
-    window: IdempotencyWindow[P, Appended], found: Iterable[tuple[str, int, int, int]], clock: Clock
+    window: IdempotencyWindow[P, Appended], rows: Iterable[tuple[str, int, int, int]], clock: Clock
 ) -> None:
-    """Remember keys that a restart found, with the age that they have by the wall clock: 0 where that went back."""
+    """Add keys that a restart found, with their age by the wall clock: 0 where the clock went back."""
     now_ms, wall_ms = clock.monotonic_ms(), clock.now_us() // 1000
-    for key, first, last, acked_ms in found:
+    for key, first, last, acked_ms in rows:
         window.complete(key, Appended(first, last, last), now_ms - max(wall_ms - acked_ms, 0))
 
 
 BATCHES_KEPT: Final = 256
 SINGLE_BATCH_WRITERS_KEPT: Final = 16
 PRODUCERS_MAX: Final = 1024
-SINGLE_BATCH_PREFIX: Final = "once:"  # what the name of a writer of one batch begins with
+SINGLE_BATCH_PREFIX: Final = "once:"  # prefix of the name of a producer that writes one batch
 _NAME_BYTES_MAX: Final = 1024
 _QUERY_ID_BYTES_MAX: Final = 128
 _NUMBER_MAX: Final = (1 << 63) - 1
@@ -162,40 +152,54 @@ _U64_LIMIT: Final = 1 << 64
 
 
 class BatchRange(NamedTuple):
-    """One batch: where it lies and what is in it."""
+    """Where one batch is stored, and its checksum."""
 
     first: int
     last: int
     sum: tuple[int, int]
-    query_id: str = ""  # "": not known
+    query_id: str = ""  # "": unknown
 
 
-ProducerBatches: TypeAlias = dict[str, dict[int, BatchRange]]  # by writer, then by number, rising
+ProducerBatches: TypeAlias = dict[str, dict[int, BatchRange]]  # by producer, then by number, ascending
 
 
 def find_written_batch(
     numbers: ProducerBatches, topic: str, writer: str, number: int, total: tuple[int, int], query_id: str = ""
 ) -> BatchRange | None:
-    """The batch, if it was written before; None: it is new. BatchConflict where it can be neither."""
+    """Return the batch if it was written before; None if it is new. Raises BatchConflict where it can be neither.
+
+        query id     number            sum         result
+        another      any               any         refused: the checkpoint was deleted or replaced
+        the same     the newest        any         a replay: the range of the first write
+        any          known             the same    a replay
+        any          known             another     refused: the batch was written with other records
+        any          below a known one             refused: not written, later ones were; a checkpoint was set back
+        any          above all                     new
+
+    Without a query id, on either side, only the sum decides. The last `BATCHES_KEPT` batches of a producer are known;
+    an older one counts as below.
+    """
     batches = numbers.get(writer)
     if not batches:
         return None
-    found, newest = batches.get(number), next(reversed(batches))
-    before = batches[newest].query_id
-    if before and query_id and before != query_id:
+    known, newest = batches.get(number), next(reversed(batches))
+    known_query_id = batches[newest].query_id
+    if known_query_id and query_id and known_query_id != query_id:
         reason = (
-            f"comes from the query {query_id}, and the batches up to {newest} were written by the query {before}: its "
-            "checkpoint was deleted or replaced, or two queries have this name"
+            f"comes from the query {query_id}, and the batches up to {newest} were written by the query "
+            f"{known_query_id}: its checkpoint was deleted or replaced, or two queries have this name"
         )
         raise BatchConflict(topic, writer, number=number, newest=newest, reason=reason)
-    if found is None and number > newest:
+    if known is None and number > newest:
         return None
-    if found is not None and (found.sum == total or (number == newest and before and before == query_id)):
-        return found
+    if known is not None and (
+        known.sum == total or (number == newest and known_query_id and known_query_id == query_id)
+    ):
+        return known
     reason = (
         f"was not written before, and batch {newest} was"
-        if found is None
-        else f"was written before, at seqs {found.first} to {found.last}, with other records"
+        if known is None
+        else f"was written before, at seqs {known.first} to {known.last}, with other records"
     )
     raise BatchConflict(topic, writer, number=number, newest=newest, reason=reason)
 
@@ -203,15 +207,13 @@ def find_written_batch(
 def check_producer_batch(
     numbers: ProducerBatches, writer: object, number: object, total: object, query_id: object = ""
 ) -> None:
-    """Refuse what names no batch, and one more writer than are kept."""
+    """Raise BadInput for invalid arguments, and for a new producer above `PRODUCERS_MAX`."""
     if not isinstance(query_id, str) or len(query_id.encode("utf-8", "surrogatepass")) > _QUERY_ID_BYTES_MAX:
         raise BadInput(
             f"a query id is text of at most {_QUERY_ID_BYTES_MAX} bytes, not {query_id!r:.200}; nothing was written"
         )
     if not isinstance(writer, str) or not 0 < len(writer.encode("utf-8", "surrogatepass")) <= _NAME_BYTES_MAX:
-        raise BadInput(
-            f"a writer is named by text of 1 to {_NAME_BYTES_MAX} bytes, not {writer!r:.80}; nothing was done"
-        )
+        raise BadInput(f"a writer name is text of 1 to {_NAME_BYTES_MAX} bytes, not {writer!r:.80}; nothing was done")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _NUMBER_MAX:
         raise BadInput(f"a batch has a whole number from 0, not {number!r:.80}; nothing was written")
     words = total if isinstance(total, tuple) else ()
@@ -226,33 +228,37 @@ def check_producer_batch(
 
 
 def record_batch(numbers: ProducerBatches, body: NumberedBatch) -> None:
-    """Remember a batch that is written. Used by the committer and by replay, which may say it again."""
+    """Record a written batch. Called by the committer and by replay, which may repeat it.
+
+    A producer of a single batch (`SINGLE_BATCH_PREFIX`) is forgotten after the next `SINGLE_BATCH_WRITERS_KEPT`: its
+    retries come within moments.
+    """
     batches = numbers.pop(body.writer, {})
-    before = batches[next(reversed(batches))].query_id if batches else ""
-    batches[body.number] = BatchRange(body.first, body.last, body.sum, body.query_id or before)
+    known_query_id = batches[next(reversed(batches))].query_id if batches else ""
+    batches[body.number] = BatchRange(body.first, body.last, body.sum, body.query_id or known_query_id)
     kept = sorted(batches)[-BATCHES_KEPT:]
     numbers[body.writer] = {number: batches[number] for number in kept}
-    once = [name for name in numbers if name.startswith(SINGLE_BATCH_PREFIX)]
-    for name in once[:-SINGLE_BATCH_WRITERS_KEPT]:
+    single = [name for name in numbers if name.startswith(SINGLE_BATCH_PREFIX)]
+    for name in single[:-SINGLE_BATCH_WRITERS_KEPT]:
         del numbers[name]
 
 
 def encode_producers(numbers: ProducerBatches, head: int) -> tuple[WriterRow, ...]:
-    """For the manifest, which holds records up to `head`: a batch behind it is the WAL's to tell of."""
-    found = []
+    """Encode batches for a manifest that holds records up to `head`; later ones are stored in the WAL."""
+    rows = []
     for writer, batches in numbers.items():
-        told = tuple(
-            (number, each.first, each.last, *each.sum) for number, each in batches.items() if each.last <= head
+        encoded = tuple(
+            (number, batch.first, batch.last, *batch.sum) for number, batch in batches.items() if batch.last <= head
         )
-        if told:
-            found.append(WriterRow(writer, told, batches[told[-1][0]].query_id))
-    return tuple(found)
+        if encoded:
+            rows.append(WriterRow(writer, encoded, batches[encoded[-1][0]].query_id))
+    return tuple(rows)
 
 
-def decode_producers(given: Iterable[WriterRow]) -> ProducerBatches:
+def decode_producers(rows: Iterable[WriterRow]) -> ProducerBatches:
     return {
         row.writer: {
             number: BatchRange(first, last, (high, low), row.query_id) for number, first, last, high, low in row.batches
         }
-        for row in given
+        for row in rows
     }

@@ -1,7 +1,4 @@
-"""[hot] JSON texts: values → what is stored, and back; and a client's own text as it is stored and measured.
-
-[hot] JSON that came as text: its value, how deep it is nested, and its escapes that UTF-8 does not need.
-"""
+"""JSON text: values to stored text and back, and client text in its stored form."""
 
 from __future__ import annotations
 
@@ -19,9 +16,11 @@ _decode_string = msgspec.json.Decoder().decode
 
 
 def from_json(text: bytes) -> object:
-    """Decode JSON that a server accepted. JSON sets numbers no bounds, but the decoders do: a number that no float
-    holds is an infinity, and so is an integer of more digits than Python converts (4,300 unless that was changed).
-    Raises msgspec.DecodeError."""
+    """Decode JSON that a server accepted. Raises msgspec.DecodeError.
+
+    JSON does not bound numbers, the decoders do: a number above the range of a float is an infinity, and so is an
+    integer of more digits than Python converts (4,300 by default).
+    """
     try:
         return _decode_string(text)
     except msgspec.DecodeError as error:
@@ -34,7 +33,7 @@ def from_json(text: bytes) -> object:
 def _integer(digits: str) -> int | float:
     try:
         return int(digits)
-    except ValueError:  # converting them takes time by the square of their number
+    except ValueError:  # the conversion is quadratic in the number of digits
         return float(digits)
 
 
@@ -42,21 +41,21 @@ _encoder = msgspec.json.Encoder()
 _decode_meta = msgspec.json.Decoder(dict[str, Any] | None).decode
 _JSON_BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
 _JSON_DEPTH_MAX: Final = 128
-_META_TEXT_BYTES_MAX: Final = 1 << 20  # with its blanks and escapes; far more than a meta may have
+_META_TEXT_BYTES_MAX: Final = 1 << 20  # with blanks and escapes; far above the limit of a meta
 
 
 def to_json(values: Sequence[object]) -> list[bytes]:
-    """Each value as compact JSON. Refuses what JSON cannot say: NaN, infinities, lone surrogates, unknown types."""
+    """Encode each value as compact JSON. Raises BadInput for NaN, infinities, unpaired surrogates and unknown types."""
     try:
-        # One call for all of them: a newline inside a text is escaped, so lines are values.
+        # One call for all values: newlines inside a string are escaped, so each line is a value.
         lines = _encoder.encode_lines(values).split(b"\n")[:-1]
     except (TypeError, ValueError, UnicodeEncodeError, RecursionError, OverflowError) as error:
         raise BadInput(f"a record is not JSON and not bytes: {error}; nothing was written") from None
     for value, line in zip(values, lines, strict=True):
-        # The encoder writes null for a number that is not one.
+        # The encoder writes null for NaN and infinities.
         deep = line.count(b"[") + line.count(b"{") > _JSON_DEPTH_MAX
         if (deep or b"null" in line) and not _is_finite(value):
-            raise BadInput("a record holds NaN or an infinity, which JSON cannot say; nothing was written")
+            raise BadInput("a record holds NaN or an infinity, which JSON cannot represent; nothing was written")
     return lines
 
 
@@ -73,7 +72,7 @@ def _is_finite(value: object, depth: int = 0) -> bool:
 
 
 def decode_meta(text: bytes) -> dict[str, Any] | None:
-    """The meta of a record, by its text; one at a time, because those of a whole body can take 30 times its bytes."""
+    """Decode one meta. One at a time, because all metas of a request together can take 30 times its bytes."""
     if len(text) > _META_TEXT_BYTES_MAX:
         raise BadInput(f"a meta of {len(text)} bytes is over the limit; nothing was written")
     check_depth(text)
@@ -85,13 +84,15 @@ def decode_meta(text: bytes) -> dict[str, Any] | None:
 
 
 def may_compact(text: bytes) -> bool:
-    """Whether JSON may be longer than it has to be."""
+    """Whether JSON may have a shorter form."""
     return b" " in text or b"\n" in text or b"\\" in text or b"\t" in text or b"\r" in text
 
 
 def compact_json(text: bytes) -> bytes:
-    """JSON as it is stored and measured: no blanks between its words, no escapes that UTF-8 does not need. Numbers stay
-    as they were written. A line end between words would end a line for those who read lines."""
+    """Return JSON in its stored form: no blanks between tokens, no escapes that UTF-8 does not need, numbers unchanged.
+
+    A newline between tokens would end a line for readers of lines.
+    """
     if any(blank in text for blank in _JSON_BLANKS):
         text = msgspec.json.format(text, indent=-1)
     if b"\\u" not in text and b"\\/" not in text:
@@ -103,7 +104,7 @@ def compact_json(text: bytes) -> bytes:
 
 
 def check_depths(text: bytes, datas: Sequence[bytes]) -> None:
-    """Refuse JSON that a reader's stack could not hold. `text` holds all of `datas`."""
+    """Raise BadInput for JSON nested too deep for a reader's stack. `text` contains all of `datas`."""
     if text.count(b"[") + text.count(b"{") > _JSON_DEPTH_MAX + len(datas):
         for data in datas:
             check_depth(data)

@@ -1,10 +1,10 @@
-"""The metadata snapshot of an engine: what it says is what there is.
+"""The metadata snapshot (manifest) of an engine.
 
-    meta/snapshot.0007.bin      the newest; files it does not name are swept, bytes behind the lengths it names are cut
-    meta/snapshot.0006.bin      the one before, for a newest that does not read; nothing it needs is removed yet
+    meta/snapshot.0007.bin   the newest; files it does not name are removed, bytes beyond the lengths it names truncated
+    meta/snapshot.0006.bin   the one before, in case the newest does not read; nothing it needs is removed yet
 
-It holds no record. Records lie in the segments it names and in the WAL from the positions it names
-on. Rows are arrays, not maps: a later version adds fields behind the last one.
+It holds no record. Records are in the segments it names and in the WAL from the positions it names on. Rows are
+arrays, not maps: a later version appends fields.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
 
     base: int
     stop: int
-    size: int  # bytes of `.data`; what lies behind them belongs to a checkpoint that was not finished
-    live: int  # records that are not deleted, floors not looked at
+    size: int  # bytes of `.data`; bytes after them belong to an unfinished checkpoint
+    live: int  # records that are not deleted, without regard to floors
     live_bytes: int
     first_ts: int
     last_ts: int
@@ -47,17 +47,17 @@ class LeaseRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class QueueRow(msgspec.Struct, array_like=True, frozen=True):
-    """What a queue knows beside its jobs. Leases and counts are here where they are durable."""
+    """The state of a queue besides its jobs. Leases and counts are present where they are durable."""
 
-    lease_id: int  # ids up to here may have been handed out
+    lease_id: int  # ids up to here may have been assigned
     dead_lettered: int
     leases: tuple[LeaseRow, ...] = ()
-    deliveries: tuple[tuple[int, int], ...] = ()  # seq, how often it was handed out
-    delayed: tuple[tuple[int, int], ...] = ()  # seq, not before this time
+    deliveries: tuple[tuple[int, int], ...] = ()  # seq, deliveries
+    delayed: tuple[tuple[int, int], ...] = ()  # seq, earliest time of delivery
 
 
 class ConsumerRow(msgspec.Struct, array_like=True, frozen=True):
-    """A group of consumers and where it stands."""
+    """A consumer group and its cursor."""
 
     group: str
     seq: int
@@ -66,19 +66,19 @@ class ConsumerRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WriterRow(msgspec.Struct, array_like=True, frozen=True):
-    """The last batches of a writer that numbers them: number, first seq, last seq, and the two words of its sum."""
+    """The last batches of a producer that numbers them: number, first seq, last seq, and the two words of the sum."""
 
     writer: str
     batches: tuple[tuple[int, int, int, int, int], ...]
-    query_id: str = ""  # of the query that wrote the newest of them
+    query_id: str = ""  # of the query that wrote the newest batch
 
 
 class FedRow(msgspec.Struct, array_like=True, frozen=True):
-    """How far the source of a topic that routers feed was passed on, as of the row's head."""
+    """How far the source of a router's target was forwarded, as of the row's head."""
 
     source_id: int
     cursor: int
-    copying: bool = True  # of manifests that were written while copies were in no WAL; always true now
+    copying: bool = True  # false only in manifests from before copies were logged
 
 
 class RouterRow(msgspec.Struct, array_like=True, frozen=True):
@@ -90,8 +90,8 @@ class RouterRow(msgspec.Struct, array_like=True, frozen=True):
     allow_cycle: bool
     exactly_once: bool
     match: tuple[int, str] | None
-    start: int  # it passes on what lies behind this seq of the source
-    dest_base: int  # the dest's head when it was made
+    start: int  # records after this seq of the source are forwarded
+    dest_base: int  # head of the target when the router was created
     forwarded: int  # as of the dest row's head
 
 
@@ -100,28 +100,28 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     name: str
     config: bytes
     head: int
-    reserved: int  # seqs up to here may have been handed out
+    reserved: int  # seqs up to here may have been assigned
     earliest: int
     cap_mark: int
     ttl_mark: int
     last_ts: int
     segments: tuple[SegmentRow, ...]
-    ghosts: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) whose records were deleted and lie in no segment any more
-    source_mark: int = 0  # holes up to here stand for records that were lost at the source
+    ghosts: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) of deleted records that no segment holds any more
+    source_mark: int = 0  # holes up to here stand for records lost at a router's source
     queue: QueueRow | None = None
     consumers: tuple[ConsumerRow, ...] = ()
     fed: FedRow | None = None
-    hops: tuple[tuple[int, int, int], ...] = ()  # seqs [lo, hi) came over so many routers
-    guarded: bool = False  # a group of it has had a hold
-    removals: int = 0  # deletes up to this number have rows in the ledger
+    hops: tuple[tuple[int, int, int], ...] = ()  # lo, hi, hops: seqs [lo, hi) came over this many routers
+    guarded: bool = False  # a group has had a hold
+    removals: int = 0  # deletes up to this number have rows in the gap log
     writers: tuple[WriterRow, ...] = ()
-    wired: int = 0  # router frames of the topic up to this number are part of the row
-    trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) that stand for records which a router's source lost
-    keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, when it was acked in ms
+    wired: int = 0  # router frames up to this number are part of the row
+    trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) of records that a router's source lost
+    keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, time of the ack in ms
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):
-    """Replay of a WAL group begins here."""
+    """The position where replay of a WAL shard begins."""
 
     key: str
     first: int
@@ -129,19 +129,19 @@ class GroupRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
-    topics: tuple[TopicRow, ...] = ()  # ids rising
+    topics: tuple[TopicRow, ...] = ()  # ascending ids
     groups: tuple[GroupRow, ...] = ()
     next_topic_id: int = 1
-    routers: tuple[RouterRow, ...] = ()  # of one dest in the order in which they were made
-    lagging: tuple[int, ...] = ()  # topics that could not be written: their rows are those of the manifest before
-    fresh: tuple[GroupRow, ...] = ()  # where replay of all other topics begins, where that is not `groups`
+    routers: tuple[RouterRow, ...] = ()  # those of one target in the order of their creation
+    lagging: tuple[int, ...] = ()  # topics that could not be written: their rows come from the manifest before
+    fresh: tuple[GroupRow, ...] = ()  # where replay of all other topics begins, if it differs from `groups`
 
 
 class LoadedManifest(NamedTuple):
-    number: int  # 0: there is none
+    number: int  # 0: no manifest
     manifest: Manifest
-    before: Manifest | None  # the one behind it, where that reads too
-    skipped: list[str]  # files that are there and do not read, with the reason
+    before: Manifest | None  # the manifest before it, if it reads
+    skipped: list[str]  # files that do not read, with the reason
 
 
 def manifest_path(root: str, number: int) -> str:
@@ -149,16 +149,16 @@ def manifest_path(root: str, number: int) -> str:
 
 
 def list_manifest_numbers(disk: Disk, root: str) -> list[int]:
-    """The snapshots of a directory, newest first."""
+    """Return the numbers of the snapshots in a directory, newest first."""
     try:
         names = disk.list_dir(join(root, MANIFEST_DIR))
     except FileNotFoundError:
         return []
-    return sorted((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True)
+    return sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)
 
 
 def load_newest(disk: Disk, root: str) -> LoadedManifest:
-    """The newest snapshot that reads. A newer format is refused, not skipped: an older state is not what is wanted."""
+    """Load the newest snapshot that reads. A newer format is refused, not skipped: an older state would be wrong."""
     good: list[tuple[int, Manifest]] = []
     skipped: list[str] = []
     for number in list_manifest_numbers(disk, root):
@@ -166,9 +166,9 @@ def load_newest(disk: Disk, root: str) -> LoadedManifest:
         try:
             content = read_file(disk, manifest_path(root, number))
         except OSError as error:
-            raise Damaged(f"{name} cannot be read: {error}; nothing was changed, mend the disk and retry") from error
+            raise Damaged(f"{name} cannot be read: {error}; nothing was changed, repair the disk and retry") from error
         if content is None:
-            continue  # pruned while we looked
+            continue  # pruned meanwhile
         try:
             good.append((number, file_header.decode_snapshot(Manifest, content, name)))
         except NewerFormat:
@@ -181,7 +181,7 @@ def load_newest(disk: Disk, root: str) -> LoadedManifest:
 
 
 def load_number(disk: Disk, root: str, number: int) -> Manifest:
-    """The snapshot of this number. Raises where it does not read."""
+    """Load the snapshot of this number. Raises where it does not read."""
     name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
     content = read_file(disk, manifest_path(root, number))
     if content is None:
@@ -195,7 +195,7 @@ def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
 
 
 def prune(disk: Disk, root: str) -> None:
-    """Remove all but the two newest, and what interrupted saves left behind."""
+    """Remove all but the two newest snapshots, and temporary files of interrupted saves."""
     directory = join(root, MANIFEST_DIR)
     stale = [manifest_path(root, number) for number in list_manifest_numbers(disk, root)[_MANIFESTS_KEPT:]]
     stale += [join(directory, name) for name in disk.list_dir(directory) if _TEMPORARY.fullmatch(name)]

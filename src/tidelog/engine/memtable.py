@@ -1,11 +1,11 @@
-"""[hot] Records that no segment file has yet: small writes in memory, large ones where the WAL has them.
+"""Records that no segment file has yet: small writes in memory, large ones read from the WAL.
 
-    pieces   │ bytes │ bytes │ Stored in wal-…412.log │ bytes │ Stored … │       in the order of the segment's data
-    index    └ walked when somebody looks ┘└ known from the write: a run ┘        newest: told without an index
+    pieces   │ bytes │ bytes │ WalRange in wal-…412.log │ bytes │ WalRange … │     in the order of the segment's data
+    index    └ built by a scan on demand ┘└ known from the write: an EntryRun ┘     last write: read without an index
 
-A large write is not kept a second time: memory that is touched once and held until a checkpoint costs
-more than writing it did. Whoever reads it has it from the page cache, with its checksum. The WAL keeps the
-file while a block names it, and a reader that holds a piece of it keeps it open.
+A large write is not kept a second time: memory that is touched once and held until a checkpoint costs more than the
+write did. Readers get it from the page cache and verify its checksum. The WAL keeps a file while a memtable refers to
+it, and a reader with a piece of it keeps it open.
 """
 
 from __future__ import annotations
@@ -37,41 +37,39 @@ class StoredFault(NamedTuple):
 
 
 class BatchStats(NamedTuple):
-    """What a writer knows of its records, so that nobody has to read them for the index: they came at one time."""
+    """What a writer knows of its records, so that the index needs no scan. All have the same timestamp."""
 
-    counts: Sequence[int]  # how many are in each frame
+    counts: Sequence[int]  # records per frame
     lengths: Sequence[int]
     flags: int
 
 
-LARGE_WRITE_BYTES: Final = 1 << 16  # a write of at least this is left in the WAL
-_PLAIN_PIECES_MAX: Final = 16  # pieces that are read one by one
-_SMALL_PIECES_MAX: Final = 256  # small pieces are laid together when there are this many
+LARGE_WRITE_BYTES: Final = 1 << 16  # a write of at least this many bytes is read from the WAL
+_PLAIN_PIECES_MAX: Final = 16  # of a read without an index
+_SMALL_PIECES_MAX: Final = 256  # more small pieces are joined
 
 
 class MemTable:
-    """Records of one segment that no segment file has yet. Its owner's lock guards it."""
+    """Records of one segment that no segment file has yet. Guarded by the topic's lock."""
 
     def __init__(self, base: int, *, segment: int, origin: int, persistent: bool) -> None:
         self.base = self.stop = base
         self.segment = segment  # first seq of the segment it belongs to
-        self.origin = origin  # where its first byte will lie in the segment's data
+        self.origin = origin  # offset of its first byte in the segment's data
         self.is_persistent = persistent  # False: of an ephemeral topic, never written to any file
-        self.is_frozen = False  # a checkpoint is writing it: the next record starts another block
+        self.is_frozen = False  # a checkpoint is writing it: the next record starts another memtable
         self.size = 0
         self.live_records = self.live_bytes = 0
         self.first_ts = self.last_ts = 0
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
-        self._small_from = 0  # pieces from here on are small and may be laid together
+        self._small_from = 0  # pieces from here on are small and may be joined
         self._index = AppendBuffer(b"")
-        self._indexed_bytes = 0  # bytes that the index covers
-        self._indexed_stop = base  # one past the last seq that it covers
+        self._indexed_bytes = 0  # covered by the index
+        self._indexed_stop = base  # one past the last indexed seq
         self.no_meta_from = base  # records from this seq on have no meta
         self._deleted: DeletionBitmap | None = None
-        self._last_write: tuple[int, bytes] | None = (
-            None  # first seq and frames of the last write, where it is in memory
-        )
+        self._last_write: tuple[int, bytes] | None = None  # first seq and frames of the last write, if it is in memory
 
     def add(
         self,
@@ -83,12 +81,12 @@ class MemTable:
         stats: BatchStats | None = None,
     ) -> None:
         """Append the frames of `count` records with the next seqs."""
-        assert not self.is_frozen, "a frozen block is what a checkpoint has seen"
+        assert not self.is_frozen, "a checkpoint is writing it"
         if self.base == self.stop:
             self.first_ts = first_ts
-        start, known = self.origin + self.size, stats is not None and self._indexed_bytes == self.size
-        newest = pieces[0] if len(pieces) == 1 else None
-        self._last_write = (self.stop, newest) if isinstance(newest, bytes) else None
+        start, is_indexable = self.origin + self.size, stats is not None and self._indexed_bytes == self.size
+        only = pieces[0] if len(pieces) == 1 else None
+        self._last_write = (self.stop, only) if isinstance(only, bytes) else None
         for piece in pieces:
             self._starts.append(self.origin + self.size)
             self._pieces.append(piece)
@@ -108,25 +106,25 @@ class MemTable:
         self.last_ts = last_ts
         if stats is None or stats.flags & segment_index.HAS_META:
             self.no_meta_from = self.stop
-        if stats is not None and known:
+        if stats is not None and is_indexable:
             self._index_stats(pieces, stats, start, first_ts)
 
     def add_stored(self, pieces: list[WalRange], stats: BatchStats, weight: int, ts_ms: int) -> None:
         """Append frames that stay in the WAL."""
-        self._index_pending()  # the index grows in the order of the records
+        self._index_pending()  # the index is built in seq order
         self.add(pieces, len(stats.lengths), weight, ts_ms, ts_ms, stats)
 
     def add_indexed(
         self, pieces: list[WalRange], entries: bytes, count: int, weight: int, first_ts: int, last_ts: int
     ) -> None:
-        """Append frames that stay in the WAL, several a piece, with their index."""
+        """Append frames that stay in the WAL, several per piece, with their index entries."""
         self._index_pending()
         self.add(pieces, count, weight, first_ts, last_ts)
         self._index.append(entries)
         self._indexed_bytes, self._indexed_stop = self.size, self.stop
 
     def _index_stats(self, pieces: Sequence[Piece], stats: BatchStats, start: int, ts_ms: int) -> None:
-        """Put what the writer told into the index, which has everything before it."""
+        """Index a write from its stats; everything before it must be indexed."""
         counts, lengths, flags = stats
         if len(lengths) == 1:
             self._index.append(segment_index.encode_entry(start, lengths[0], ts_ms, flags))
@@ -138,13 +136,13 @@ class MemTable:
         self._indexed_bytes, self._indexed_stop = self.size, self.stop
 
     def read_pieces(self) -> Iterator[tuple[Buffer, StoredFault | None]]:
-        """All of its bytes, frame by frame where they come from the WAL, and what does not verify there. Without the
-        lock: for a frozen block."""
+        """Yield all of its bytes, those in the WAL frame by frame, with faults found there. Without the lock: for a
+        frozen memtable."""
         for piece in self._pieces:
             yield _read_and_verify(piece) if isinstance(piece, WalRange) else (piece, None)
 
     def move_to_segment(self, segment: int, origin: int) -> None:
-        """Make it part of another segment, at this place. What was handed out before stays as it was."""
+        """Make it part of another segment, at this offset. Data handed out before is unchanged."""
         entries = segment_index.read_entries(bytes(self.index_bytes())).copy()
         shift = origin - self.origin
         entries["frame_offset"] = entries["frame_offset"].astype(np.int64) + shift
@@ -153,28 +151,28 @@ class MemTable:
         self.segment, self.origin = segment, origin
 
     def _pieces_between(self, lo: int, hi: int) -> tuple[list[Piece], int]:
-        """The pieces that hold bytes [lo, hi) of the segment's data, and where the first of them starts."""
-        at = bisect_right(self._starts, lo) - 1
-        end = bisect_right(self._starts, hi - 1)
-        return self._pieces[at:end], self._starts[at]
+        """Return the pieces with bytes [lo, hi) of the segment's data, and where the first of them starts."""
+        first = bisect_right(self._starts, lo) - 1
+        stop = bisect_right(self._starts, hi - 1)
+        return self._pieces[first:stop], self._starts[first]
 
     def _index_pending(self) -> None:
-        """Bring the index up to date with what is in memory."""
+        """Index the records in memory that are not indexed yet."""
         if self._indexed_bytes == self.size:
             return
         start = self.origin + self._indexed_bytes
-        fresh = _read_window(*self._pieces_between(start, self.origin + self.size), start, self.origin + self.size)
-        walk = scan.scan_records(fresh, above=self._indexed_stop - 1)
-        if walk.end != len(fresh) or len(walk.rows) != self.stop - self._indexed_stop:
+        window = _read_window(*self._pieces_between(start, self.origin + self.size), start, self.origin + self.size)
+        walk = scan.scan_records(window, above=self._indexed_stop - 1)
+        if walk.end != len(window) or len(walk.rows) != self.stop - self._indexed_stop:
             raise Corrupt("memory", pos=walk.end, reason=f"frames of this process changed: {walk.reason}")
-        made = segment_index.build_entries(
+        entries = segment_index.build_entries(
             walk.rows, self._indexed_stop, self.stop, self.origin + self.size, origin=start
         )
-        self._index.append(made.tobytes())
+        self._index.append(entries.tobytes())
         self._indexed_bytes, self._indexed_stop = self.size, self.stop
 
     def index_bytes(self) -> memoryview:
-        """The index entries of all of it."""
+        """The index entries of all its records."""
         self._index_pending()
         return self._index.view()
 
@@ -186,9 +184,9 @@ class MemTable:
 
     def mark_deleted(self, which: Ints, weights: Ints | None = None) -> SizeCount:
         self._deleted = self._deleted or DeletionBitmap()
-        gone = mark_deleted(self, self._deleted, which, weights)
-        self.live_records, self.live_bytes = self.live_records - gone.records, self.live_bytes - gone.bytes
-        return gone
+        removed = mark_deleted(self, self._deleted, which, weights)
+        self.live_records, self.live_bytes = self.live_records - removed.records, self.live_bytes - removed.bytes
+        return removed
 
     def mark_deleted_one(self, at: int) -> int | None:
         self._deleted = self._deleted or DeletionBitmap()
@@ -198,20 +196,20 @@ class MemTable:
         return size
 
     def reader(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
-        newest = self._last_write
-        if newest is not None and first >= newest[0]:
-            fresh = scan.read_single_frame(newest[1])
-            if fresh is not None:
-                return lambda: Chunk(fresh.between(first, stop), stop)
+        last_write = self._last_write
+        if last_write is not None and first >= last_write[0]:
+            last_rows = scan.read_single_frame(last_write[1])
+            if last_rows is not None:
+                return lambda: Chunk(last_rows.between(first, stop), stop)
         entries = self.entries()
         lo, hi = first - self.base, stop - self.base
-        at = entries["frame_offset"]
-        low = int(at[lo])
-        hi = max(min(hi, bisect_right(at, low + bytes_max, lo, hi)), lo + 1)
-        later = bisect_right(at, int(at[hi - 1]), hi)
-        high = int(at[later]) if later < len(at) else self.origin + self.size
+        offsets = entries["frame_offset"]
+        low = int(offsets[lo])
+        hi = max(min(hi, bisect_right(offsets, low + bytes_max, lo, hi)), lo + 1)
+        next_frame = bisect_right(offsets, int(offsets[hi - 1]), hi)
+        high = int(offsets[next_frame]) if next_frame < len(offsets) else self.origin + self.size
         base, (pieces, start) = self.base, self._pieces_between(low, high)
-        # What has not left this process since its checksum was made is not verified again.
+        # Bytes that never left this process are not verified again.
         check = any(isinstance(piece, WalRange) for piece in pieces)
 
         def read() -> Chunk:
@@ -226,9 +224,9 @@ class MemTable:
         first: int,
         stop: int,
         bytes_max: int,  # noqa: ARG002
-        resident_at_us: int | None,  # noqa: ARG002 - in memory or not at all
+        resident_at_us: int | None,  # noqa: ARG002 - in memory in any case
     ) -> Callable[[], FrameLocations | None] | None:
-        """Where they are in few pieces."""
+        """Only where the frames are in few pieces, all in memory."""
         dead = self.deleted_mask()
         if dead is not None and dead[first - self.base : stop - self.base].any():
             return None
@@ -237,47 +235,51 @@ class MemTable:
             segment_index.frame_offset_at(index, first - self.base),
             segment_index.frame_offset_at(index, stop - 1 - self.base),
         )
-        at, end = bisect_right(self._starts, low) - 1, bisect_right(self._starts, last)
-        found: list[Buffer] = [piece for piece in self._pieces[at:end] if not isinstance(piece, WalRange)]
-        if not 0 < len(found) == end - at <= _PLAIN_PIECES_MAX:
+        first_piece, stop_piece = bisect_right(self._starts, low) - 1, bisect_right(self._starts, last)
+        pieces: list[Buffer] = [
+            piece for piece in self._pieces[first_piece:stop_piece] if not isinstance(piece, WalRange)
+        ]
+        if not 0 < len(pieces) == stop_piece - first_piece <= _PLAIN_PIECES_MAX:
             return None
-        places = [low - self._starts[at], *[0] * (len(found) - 1)]
-        return lambda: list(zip(found, places, strict=True))
+        offsets = [low - self._starts[first_piece], *[0] * (len(pieces) - 1)]
+        return lambda: list(zip(pieces, offsets, strict=True))
 
     def read_last_write(self, first: int, stop: int) -> tuple[int, list[bytes]] | None:
-        """The time and the data of records [first, stop), where they end the last write, are JSON and nothing else,
-        and none was deleted."""
-        newest = self._last_write
-        if newest is None or first < newest[0] or stop != self.stop:
+        """Return time and data of records [first, stop) if they end the last write, are plain JSON, and none was
+        deleted."""
+        last_write = self._last_write
+        if last_write is None or first < last_write[0] or stop != self.stop:
             return None
         dead = self.deleted_mask()
         if dead is not None and dead[first - self.base :].any():
             return None
-        found = scan.read_texts(newest[1], 0, first, stop, nodes=False)
-        return found if found is not None and len(found[1]) == stop - first else None
+        texts = scan.read_texts(last_write[1], 0, first, stop, nodes=False)
+        return texts if texts is not None and len(texts[1]) == stop - first else None
 
     def read_texts(self, first: int, stop: int) -> tuple[list[int], list[bytes]] | None:
-        """The times and the data of these records, where they lie in memory and are JSON without tags and metas: read
-        at once and without columns, for those who want a few."""
-        index, times, found = self.index_bytes(), list[int](), list[bytes]()
+        """Return times and data of these records if they are in memory and are JSON without tags and metas. Reads a few
+        records without columns."""
+        index, times, datas = self.index_bytes(), list[int](), list[bytes]()
         while first < stop:
-            at = segment_index.frame_offset_at(index, first - self.base)
-            where = bisect_right(self._starts, at) - 1
-            piece = self._pieces[where]
-            known = (
-                None if isinstance(piece, WalRange) else scan.read_texts(piece, at - self._starts[where], first, stop)
+            offset = segment_index.frame_offset_at(index, first - self.base)
+            number = bisect_right(self._starts, offset) - 1
+            piece = self._pieces[number]
+            texts = (
+                None
+                if isinstance(piece, WalRange)
+                else scan.read_texts(piece, offset - self._starts[number], first, stop)
             )
-            if known is None:
+            if texts is None:
                 return None
-            ts_ms, datas = known
-            times += [ts_ms] * len(datas)
-            found += datas
-            first += len(datas)
-        return times, found
+            ts_ms, frame_datas = texts
+            times += [ts_ms] * len(frame_datas)
+            datas += frame_datas
+            first += len(frame_datas)
+        return times, datas
 
 
 def _read_window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:
-    """Bytes [lo, hi) of pieces that start at `start`; without a copy where one piece in memory has them all."""
+    """Return bytes [lo, hi) of pieces that start at `start`; without a copy if one piece in memory has all of them."""
     pieces = _join_adjacent(pieces)
     if len(pieces) == 1:
         piece = pieces[0]
@@ -291,25 +293,25 @@ def _read_window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:
 
 
 def _join_adjacent(pieces: list[Piece]) -> list[Piece]:
-    """The same bytes in fewer pieces: writes that lie one behind the other in a WAL file are read at once."""
-    found: list[Piece] = []
+    """Join WAL ranges that are adjacent in one file, so that they are read at once."""
+    joined: list[Piece] = []
     for piece in pieces:
-        last = found[-1] if found else b""
+        last = joined[-1] if joined else b""
         if isinstance(piece, WalRange) and isinstance(last, WalRange) and last.is_followed_by(piece):
-            found[-1] = WalRange(last.file, last.pos, last.size + piece.size)
+            joined[-1] = WalRange(last.file, last.pos, last.size + piece.size)
         else:
-            found.append(piece)
-    return found
+            joined.append(piece)
+    return joined
 
 
 def _read_and_verify(piece: WalRange) -> tuple[bytes, StoredFault | None]:
-    """Frames as the WAL has them, and what is wrong with the first that does not verify."""
+    """Read frames from the WAL, and describe the first that does not verify."""
     content = piece.read(0, len(piece))
     if len(content) != len(piece):
         reason = f"{len(piece)} bytes were written, {len(content)} are there"
         raise Corrupt(piece.file.path, pos=piece.pos, reason=reason)
-    found = scan.scan_headers(content)
-    if found.end == len(content):
+    scanned = scan.scan_headers(content)
+    if scanned.end == len(content):
         return content, None
-    where, reason = f"{piece.file.path}, byte {piece.pos + found.end}", found.reason or "it ends early"
+    where, reason = f"{piece.file.path}, byte {piece.pos + scanned.end}", scanned.reason or "it ends early"
     return content, StoredFault(where, f"a frame is not what was written there: {reason}")

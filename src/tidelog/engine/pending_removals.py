@@ -1,10 +1,10 @@
-"""[policy] Removals that no row of the ledger tells of yet. Noted where they happen, under the topic's lock.
+"""Removals that the gap log has not written yet. Added where they happen, under the topic's lock.
 
-    floor moves, delete, drop ──► note ──► merged with the one before it ──► taken by the ledger, written as rows
+    floor moves, delete, drop ──► Removal ──► merged with the one before ──► taken by the gap log, written as rows
 
-A cap that is full evicts a few records with every write: ranges of one topic that lie back to back and went for the
-same cause are one note. While a directory is being opened nothing is merged, because what the ledger has already is
-taken out again (`ledger.rebuild`). Its lock is the last one anybody takes.
+A full cap evicts a few records with every write: adjacent ranges of one topic with the same cause are merged. While a
+directory is being opened nothing is merged, because removals that the gap log has already are dropped again
+(`gap_log.drop_known_removals`). The lock of this class is the last one taken.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 RemovalCause: TypeAlias = Literal["cap", "ttl", "hold_exceeded", "delete", "drop", "source_trim", "lost"]
 EVICTION_CAUSES: Final = frozenset(("cap", "ttl", "hold_exceeded"))
 _MERGED_CAUSES: Final = frozenset((*EVICTION_CAUSES, "source_trim"))
-_PENDING_MAX: Final = 100_000  # where the ledger cannot be written for long, ranges are laid together
+_PENDING_MAX: Final = 100_000  # above it, ranges are merged per topic and cause
 
 
 @dataclass(slots=True)
 class Removal:
-    """One removal: seqs first to last, of which some may have been gone before."""
+    """One removal: seqs first to last, some of which may have been removed before."""
 
-    topic_state: (
-        TopicState | None
-    )  # None: nobody knows whose records were lost, or the topic was dropped before it was looked at
+    topic_state: TopicState | None  # None: unknown topic, or dropped before replay
     topic: str
     topic_id: int
     cause: RemovalCause
@@ -41,15 +39,15 @@ class Removal:
     bytes: int
     ts_ms: int
     actor: str | None = None
-    number: int = 0  # which of the topic's deletes
+    number: int = 0  # the number of the delete
     about: str = ""  # the groups whose holds broke; what was damaged
 
 
 class PendingRemovals:
-    """Safe to call from any thread, also with a topic's lock held."""
+    """Thread-safe, also with a topic's lock held."""
 
-    def __init__(self, *, wanted: bool) -> None:
-        self._enabled = wanted  # False: there is no ledger
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled  # False: there is no gap log
         self._guard = Lock()
         self._pending: list[Removal] = []
         self._last: dict[int, Removal] = {}
@@ -60,13 +58,13 @@ class PendingRemovals:
         return len(self._pending)
 
     def add_eviction(
-        self, topic: TopicState, before: int, cause: RemovalCause, gone: SizeCount, broken: list[str]
+        self, topic: TopicState, before: int, cause: RemovalCause, evicted: SizeCount, broken: list[str]
     ) -> None:
-        """The evict floor of a topic has moved from `before` to where it is."""
+        """Add the records between the old evict floor `before` and the current one."""
         if broken:
             self.broken_holds += 0 if self.is_recovering else len(broken)
             cause = "hold_exceeded"
-        self.add(topic, cause, before, topic.index.evict_floor - 1, gone, actor="retention", about=", ".join(broken))
+        self.add(topic, cause, before, topic.index.evict_floor - 1, evicted, actor="retention", about=", ".join(broken))
 
     def add(
         self,
@@ -74,7 +72,7 @@ class PendingRemovals:
         cause: RemovalCause,
         first: int,
         last: int,
-        gone: SizeCount,
+        removed: SizeCount,
         *,
         actor: str | None,
         ts_ms: int | None = None,
@@ -83,61 +81,61 @@ class PendingRemovals:
     ) -> None:
         if not self._enabled or topic.name.startswith(OWN):
             return
-        if ts_ms is None:  # of what replay finds, nobody knows it better than the last record does
+        if ts_ms is None:  # during replay the last record's time is the best estimate
             ts_ms = topic.index.last_ts if self.is_recovering else topic.context.now_ms()
-        made = Removal(topic, topic.name, topic.id, cause, first, last, *gone, ts_ms, actor, number, about)
+        removal = Removal(topic, topic.name, topic.id, cause, first, last, *removed, ts_ms, actor, number, about)
         with self._guard:
-            self._append(made)
+            self._append(removal)
 
-    def add_removal(self, note: Removal) -> None:
-        """A note that was made elsewhere: of a topic that is gone, or of no topic at all."""
-        if self._enabled and not note.topic.startswith(OWN):
+    def add_removal(self, removal: Removal) -> None:
+        """Add a removal of a dropped or unknown topic."""
+        if self._enabled and not removal.topic.startswith(OWN):
             with self._guard:
-                self._append(note)
+                self._append(removal)
 
-    def _append(self, note: Removal) -> None:
-        before = self._last.get(note.topic_id)
-        if before is not None and not self.is_recovering and _is_adjacent(before, note):
-            before.last, before.ts_ms = note.last, note.ts_ms
-            before.records, before.bytes = before.records + note.records, before.bytes + note.bytes
+    def _append(self, removal: Removal) -> None:
+        last = self._last.get(removal.topic_id)
+        if last is not None and not self.is_recovering and _is_adjacent(last, removal):
+            last.last, last.ts_ms = removal.last, removal.ts_ms
+            last.records, last.bytes = last.records + removal.records, last.bytes + removal.bytes
             return
-        self._pending.append(note)
-        self._last[note.topic_id] = note
+        self._pending.append(removal)
+        self._last[removal.topic_id] = removal
         if len(self._pending) > _PENDING_MAX:
             self._pending = _compact(self._pending)
             self._last.clear()
 
     def take_all(self) -> list[Removal]:
-        """All of them, in their order: from now on whoever took them has to tell."""
+        """Take all removals, in order; the caller has to write them."""
         with self._guard:
             taken, self._pending = self._pending, []
             self._last.clear()
             return taken
 
-    def put_back(self, notes: list[Removal]) -> None:
-        """They could not be told: before all that came since."""
+    def put_back(self, removals: list[Removal]) -> None:
+        """Put removals that could not be written back before newer ones."""
         with self._guard:
-            self._pending[:0] = notes
+            self._pending[:0] = removals
 
     def snapshot(self) -> list[Removal]:
-        """What waits, without taking it."""
+        """Return copies of the pending removals."""
         with self._guard:
-            return [replace(note) for note in self._pending]
+            return [replace(removal) for removal in self._pending]
 
 
-def _is_adjacent(before: Removal, note: Removal) -> bool:
-    same = before.cause == note.cause and before.about == note.about == ""
-    return same and note.cause in _MERGED_CAUSES and before.last + 1 == note.first
+def _is_adjacent(last: Removal, removal: Removal) -> bool:
+    same = last.cause == removal.cause and last.about == removal.about == ""
+    return same and removal.cause in _MERGED_CAUSES and last.last + 1 == removal.first
 
 
-def _compact(notes: list[Removal]) -> list[Removal]:
-    """One note a topic and cause: ranges that cover all of theirs. Numbers of deletes are lost with it, so that one may
-    be told twice after a crash."""
-    found: dict[tuple[int, RemovalCause], Removal] = {}
-    for note in notes:
-        whole = found.setdefault((note.topic_id, note.cause), note)
-        if whole is not note:
-            whole.first, whole.last = min(whole.first, note.first), max(whole.last, note.last)
-            whole.records, whole.bytes = whole.records + note.records, whole.bytes + note.bytes
-            whole.ts_ms, whole.number = note.ts_ms, max(whole.number, note.number)
-    return list(found.values())
+def _compact(removals: list[Removal]) -> list[Removal]:
+    """Merge to one removal per topic and cause whose range covers all. Numbers of deletes are lost, so after a crash
+    one may be written twice."""
+    merged: dict[tuple[int, RemovalCause], Removal] = {}
+    for removal in removals:
+        total = merged.setdefault((removal.topic_id, removal.cause), removal)
+        if total is not removal:
+            total.first, total.last = min(total.first, removal.first), max(total.last, removal.last)
+            total.records, total.bytes = total.records + removal.records, total.bytes + removal.bytes
+            total.ts_ms, total.number = removal.ts_ms, max(total.number, removal.number)
+    return list(merged.values())

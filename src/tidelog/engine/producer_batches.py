@@ -1,38 +1,35 @@
-"""[shell] Appending a numbered batch: any number of tables as one atomic range, with its number in the same commit.
+"""Numbered batches of a producer: appended atomically, staged as chunks, published in one commit or in parts.
+
+A numbered batch is any number of tables in one commit: one write into one file, one sync, whatever the topic's class
+is.
 
     ┌───────────────┬─────────────┬─────────────┬─────────────┐
-    │ NumberedBatch │ AppendBatch │ AppendBatch │ AppendBatch │     one commit: one write into one file, one sync
+    │ NumberedBatch │ AppendBatch │ AppendBatch │ AppendBatch │
     └───────────────┴─────────────┴─────────────┴─────────────┘
                      └────── chained: all or none ───────────┘
 
-The number lies in front. A write that breaks off may leave it alone there, and replay then does not count it, because
-no record follows; the other way round the records would be there and nobody would know whose they are. It is synced
-whatever the topic's class is: whoever numbers batches forgets them once they are acknowledged.
+The number comes first: a torn write may leave it alone, and replay ignores it without its records.
 
-[shell] Chunks of records on their way into a numbered batch: written by many, published or swept by one.
+Spark tasks stage records as chunks, which a driver publishes:
 
-    <root>/staging/<owner>-<ms>-<chance>          an Arrow stream: data, and where there are such tag, node, meta, json
-    <root>/staging/<owner>-<ms>-<chance>.part     one that is being written, or that somebody left behind
-    <root>/staging/<owner>-<key>.plan             chunks of a batch that is published in parts (`publication`)
+    <root>/staging/<owner>-<ms>-<random>          an Arrow stream: data, and optionally tag, node, meta, json
+    <root>/staging/<owner>-<ms>-<random>.part     a chunk being written, or left by a failed task
+    <root>/staging/<owner>-<key>.plan             the chunks of a batch that is published in parts
 
-A chunk is named by nobody until its writer has told of it, so the files of tasks that failed, ran twice or were
-forgotten are waste, and nothing more. The owner sweeps all it has when its batch is published or given up; what no
-owner comes back for is swept by whoever is next, when it is `KEPT_MS` old. Nothing here is synced: a batch whose chunks
-a power cut took was not published, and is made again.
+Chunks of failed, repeated or forgotten tasks are removed with the owner's others when its batch is published or
+abandoned, or after `STAGED_CHUNK_TTL_MS`. Chunks are not synced: a batch whose chunks a power cut took was not
+published and is staged again.
 
-[shell] Staged chunks become a numbered batch: one commit where it fits into one, else several under one identity.
+A batch up to SINGLE_COMMIT_BYTES_MAX is one commit. A larger one is a plan and parts of PART_BYTES_MAX:
 
-    fits into ONE_MAX_BYTES     one commit, all of it or nothing, numbered (writer, number)
-    does not                    a plan, then parts of PART_MAX_BYTES, each a commit of its own:
+    staging/<owner>-….plan                        which chunks, in which order; synced before the first part
+    parts:<hash of the writer>   number, chunks   part 1: this many chunks are published after it
+    parts:<hash of the writer>   number, chunks   part 2
+    writer                       number           the last part: from here on the batch is known
 
-        staging/<owner>-….plan                        which chunks, in which order; synced before the first part
-        parts:<hash of the writer>   number, chunks   part 1: after it so many chunks are published
-        parts:<hash of the writer>   number, chunks   part 2
-        writer                       number           the last part: from here on the batch is known
-
-A batch that is repeated after a crash goes on with the plan: the rows that were staged first are the ones that are
-published, whatever a repetition staged, and the newest part says how many chunks are done. So every row is published
-once. Readers see the parts as they come, others may append between two of them. The chunks of a plan are not swept.
+A batch that is repeated after a crash continues with the plan: the rows that were staged first are published, whatever
+a repetition staged, and the newest part says how many chunks are done. So every row is published once. Readers see
+parts as they are written, and other records may be appended between them. Chunks of a plan are not removed.
 """
 
 from __future__ import annotations
@@ -68,12 +65,12 @@ if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.topic import Topic
 
-COMMIT_BYTES_MAX: Final = 1 << 30  # a segment's positions have 32 bits, and the whole of it is in memory once
-RECORD_OVERHEAD_BYTES: Final = 8  # that a record takes beside its data: else empty ones would be free
+COMMIT_BYTES_MAX: Final = 1 << 30  # offsets in a segment have 32 bits, and all of it is in memory once
+RECORD_OVERHEAD_BYTES: Final = 8  # counted per record, so that empty ones are not free
 
 
 class ProducerAppend(Append):
-    """A batch with its number, on its way through the WAL."""
+    """A numbered batch on its way through the WAL."""
 
     __slots__ = ("body",)
 
@@ -98,7 +95,7 @@ class ProducerAppend(Append):
         )
 
     def _publish(self) -> None:
-        """Visible, known and no longer under way, at one moment: whoever repeats it finds one or the other."""
+        """Publish, record the batch and end its pending state at one moment: a repetition finds one or the other."""
         super()._publish()
         idempotency.record_batch(self.topic.producer_batches, self.body)
         self.topic.pending_producer_batches.pop(self.body.writer, None)
@@ -111,7 +108,7 @@ class ProducerAppend(Append):
 
 
 def prepare_tables(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBatch]) -> MultiBatch:
-    """The tables as one batch, checked; those without rows are left out."""
+    """Check the tables and return them as one batch, without empty ones."""
     parts, weight = [], 0
     for table in tables:
         if not table.num_rows:
@@ -129,23 +126,23 @@ def prepare_tables(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBa
 def append_producer_batch(
     topic: TopicState, batch: MultiBatch, writer: str, number: int, total: tuple[int, int], query_id: str = ""
 ) -> Appended:
-    """Write a batch, or say where it was written before (`deduped`). Durable on return."""
+    """Write a batch, or return where it was written before (`deduped`). Durable on return."""
     retention.expire_records(topic)
-    make = partial(ProducerAppend, writer=writer, number=number, total=total, query_id=query_id)
+    make_commit = partial(ProducerAppend, writer=writer, number=number, total=total, query_id=query_id)
     while True:
         with topic.lock:
             topic.check_writable()
             idempotency.check_producer_batch(topic.producer_batches, writer, number, total, query_id)
-            token, mine = topic.pending_producer_batches.get(writer), False
-            if token is None:
-                before = idempotency.find_written_batch(
+            future, is_own = topic.pending_producer_batches.get(writer), False
+            if future is None:
+                known = idempotency.find_written_batch(
                     topic.producer_batches, topic.name, writer, number, total, query_id
                 )
-                if before is not None:
-                    return Appended(before.first, before.last, topic.index.head, True)
-                token, mine = append.submit_batch(topic, batch, None, make), True
+                if known is not None:
+                    return Appended(known.first, known.last, topic.index.head, True)
+                future, is_own = append.submit_batch(topic, batch, None, make_commit), True
                 if topic.is_ephemeral:
-                    done = token.wait()
+                    done = future.wait()
                     body = NumberedBatch(
                         writer=writer,
                         number=number,
@@ -156,11 +153,11 @@ def append_producer_batch(
                     )
                     idempotency.record_batch(topic.producer_batches, body)
                 else:
-                    topic.pending_producer_batches[writer] = token
-        if mine:
-            return _wait_and_notify(topic, token)
-        with suppress(Error):  # what became of another one is its caller's to hear
-            token.wait()
+                    topic.pending_producer_batches[writer] = future
+        if is_own:
+            return _wait_and_notify(topic, future)
+        with suppress(Error):  # its own caller gets the error
+            future.wait()
 
 
 def _wait_and_notify(topic: TopicState, future: CommitFuture[Appended]) -> Appended:
@@ -172,9 +169,7 @@ def _wait_and_notify(topic: TopicState, future: CommitFuture[Appended]) -> Appen
 
 STAGING_DIR: Final = "staging"
 CHUNK_BYTES_MAX: Final = 1 << 30
-BATCH_BYTES_MAX: Final = (
-    128 << 20
-)  # of one Arrow batch in a chunk once it is decoded: what can be appended, and offsets
+BATCH_BYTES_MAX: Final = 128 << 20  # of one decoded Arrow batch in a chunk
 STAGED_CHUNK_TTL_MS: Final = 7 * 86_400_000
 _CHUNK_NAME: Final = re.compile(r"([0-9a-f]{16,48})-([0-9a-f]{12})-[0-9a-f]{16}")
 _OWNER_NAME: Final = re.compile(r"[0-9a-f]{16,48}")
@@ -191,7 +186,7 @@ _PLAN_SUFFIX: Final = ".plan"
 
 
 class StagedChunk(NamedTuple):
-    """What its writer tells of a chunk: whoever publishes it holds it against what is there."""
+    """What the writer of a chunk reports; the publisher verifies it against the file."""
 
     name: str
     rows: int
@@ -199,8 +194,8 @@ class StagedChunk(NamedTuple):
     sum: int  # XXH3-64 of its bytes
 
 
-def chunk_name(owner: str, now_ms: int, chance: bytes) -> str:
-    return f"{owner}-{now_ms:012x}-{chance.hex()}"
+def chunk_name(owner: str, now_ms: int, random: bytes) -> str:
+    return f"{owner}-{now_ms:012x}-{random.hex()}"
 
 
 def check_chunk_name(name: str) -> str:
@@ -210,7 +205,7 @@ def check_chunk_name(name: str) -> str:
 
 
 class PublicationPlan(NamedTuple):
-    """A batch that is published in parts: its chunks in their order, kept until the last part is published."""
+    """A batch that is published in parts: its chunks in order, kept until the last part is published."""
 
     topic: str
     writer: str
@@ -256,6 +251,8 @@ class StagedUpload:
 
 
 class StagingArea:
+    """The chunks and plans in the staging directory."""
+
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk, self.directory = disk, join(root, STAGING_DIR)
 
@@ -270,14 +267,14 @@ class StagingArea:
         return StagedUpload(self._disk, join(self.directory, check_chunk_name(name)), name)
 
     def read(self, chunk: StagedChunk) -> Iterator[pa.RecordBatch]:
-        """The records of a chunk, checked against what was told of it."""
+        """Yield the records of a chunk, verified against what its writer reported."""
         path = join(self.directory, check_chunk_name(chunk.name))
         try:
             file = self._disk.open(path)
         except FileNotFoundError:
             raise NotFound(
-                f"the chunk {chunk.name} is not there: whoever staged it sees another directory, or it was swept; "
-                "nothing was written, see that all of them have the same one and run it again"
+                f"the chunk {chunk.name} does not exist: its writer uses another directory, or it was removed; nothing "
+                "was written, check that all tasks use the same directory and run it again"
             ) from None
         try:
             content = file.map() if file.size() else memoryview(b"")
@@ -288,17 +285,17 @@ class StagingArea:
             file.close()
 
     def remove_chunks(self, owner: str) -> int:
-        """Forget the chunks of an owner, but for those of a plan; how many there were."""
+        """Remove the chunks of an owner, except those of a plan; return how many."""
         if not _OWNER_NAME.fullmatch(owner):
             raise BadInput(f"{owner!r:.80} owns no chunks; nothing was removed")
         planned = self._planned_chunk_paths(owner)
-        mine = [path for path, whose, _ in self._list_chunks() if whose == owner and path not in planned]
-        return sum(remove_if_exists(self._disk, path) for path in mine)
+        owned = [path for path, chunk_owner, _ in self._list_chunks() if chunk_owner == owner and path not in planned]
+        return sum(remove_if_exists(self._disk, path) for path in owned)
 
     def sweep(self, now_ms: int) -> int:
-        """Forget what nobody came back for. A plan of a writer that has a name is kept until it is finished; one that
-        nobody can repeat goes with its chunks."""
-        old = [path for path, _, made_ms in self._list_chunks() if now_ms - made_ms > STAGED_CHUNK_TTL_MS]
+        """Remove chunks older than `STAGED_CHUNK_TTL_MS`. A plan of a named writer is kept until it is finished; one of
+        a single batch, which cannot be repeated, is removed with its chunks."""
+        old = [path for path, _, created_ms in self._list_chunks() if now_ms - created_ms > STAGED_CHUNK_TTL_MS]
         if not old:
             return 0
         plans = [(path, plan) for path in self._plan_paths() if (plan := self._decode_plan(path)) is not None]
@@ -319,11 +316,11 @@ class StagingArea:
     # ── plans ─────────────────────────────────────────────────────────────────────────────────
 
     def read_plan(self, owner: str, key: str) -> PublicationPlan | None:
-        """The plan that was kept under a key; None where there is none."""
+        """Return the plan stored under a key, if there is one."""
         return self._decode_plan(self._plan_path(owner, key))
 
     def save_plan(self, owner: str, key: str, plan: PublicationPlan) -> None:
-        """Make a plan and its chunks durable: from here on they outlive a power cut."""
+        """Make a plan and its chunks durable."""
         for chunk in plan.chunks:
             file = self._disk.open(self._chunk_path(check_chunk_name(chunk.name)))
             try:
@@ -349,7 +346,7 @@ class StagingArea:
         try:
             return None if content is None else msgspec.json.decode(content, type=PublicationPlan)
         except msgspec.DecodeError as error:
-            raise Damaged(f"{path} cannot be read ({error}); nothing was published, put it back from a copy") from None
+            raise Damaged(f"{path} cannot be read ({error}); nothing was published, restore it from a copy") from None
 
     def _plan_paths(self) -> list[str]:
         with suppress(FileNotFoundError):
@@ -361,10 +358,10 @@ class StagingArea:
         return []
 
     def _planned_chunk_paths(self, owner: str) -> set[str]:
-        """Paths of chunks that a plan of an owner needs."""
-        mine = (path for path in self._plan_paths() if _base_name(path).startswith(f"{owner}-"))
-        found = (self._decode_plan(path) for path in mine)
-        return {self._chunk_path(chunk.name) for plan in found if plan is not None for chunk in plan.chunks}
+        """Return the paths of chunks that a plan of an owner needs."""
+        owned = (path for path in self._plan_paths() if _base_name(path).startswith(f"{owner}-"))
+        plans = (self._decode_plan(path) for path in owned)
+        return {self._chunk_path(chunk.name) for plan in plans if plan is not None for chunk in plan.chunks}
 
     def _chunk_path(self, name: str) -> str:
         return join(self.directory, name)
@@ -378,17 +375,17 @@ class StagingArea:
         except FileNotFoundError:
             return
         for name in names:
-            found = _CHUNK_NAME.fullmatch(name.removesuffix(_PART_SUFFIX))
-            if found:
-                yield join(self.directory, name), found[1], int(found[2], 16)
+            match = _CHUNK_NAME.fullmatch(name.removesuffix(_PART_SUFFIX))
+            if match:
+                yield join(self.directory, name), match[1], int(match[2], 16)
 
 
 def _read_chunk_batches(path: str, content: memoryview, rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow stream, each bounded before it is decoded: a chunk comes from outside."""
-    found = 0
+    """Yield the batches of an Arrow stream, each bounded before it is decoded: a chunk is untrusted input."""
+    count = 0
     try:
         for batch in arrow_ipc.read_batches(content, _COLUMN_TYPES, BATCH_BYTES_MAX, DEFAULT_EXPANSION_LIMIT.start()):
-            found += batch.num_rows
+            count += batch.num_rows
             yield batch
     except DecodedTooLarge as error:
         raise TooLarge(
@@ -396,8 +393,8 @@ def _read_chunk_batches(path: str, content: memoryview, rows: int) -> Iterator[p
         ) from None
     except BadInput as error:
         raise _chunk_error(path, f"it cannot be appended ({_short_reason(error)})") from None
-    if found != rows:
-        raise _chunk_error(path, f"it has {found} rows and was to have {rows}")
+    if count != rows:
+        raise _chunk_error(path, f"it has {count} rows, its writer reported {rows}")
 
 
 def _short_reason(error: BadInput) -> str:
@@ -413,7 +410,7 @@ def _chunk_error(path: str, reason: str) -> BadInput:
 
 
 SINGLE_COMMIT_BYTES_MAX: Final = COMMIT_BYTES_MAX
-PART_BYTES_MAX: Final = 256 << 20  # all of a part is in memory once
+PART_BYTES_MAX: Final = 256 << 20  # a part is completely in memory once
 _CHUNK_BITS: Final = 20
 _CHUNKS_MAX: Final = (1 << _CHUNK_BITS) - 1
 _NUMBER_MAX: Final = (1 << 63 - _CHUNK_BITS) - 1
@@ -427,14 +424,14 @@ class BatchId(NamedTuple):
 
 
 class PublishResult(NamedTuple):
-    appended: Appended  # from the first seq to the last one; records of others may be between
-    created: bool  # the topic was made
+    appended: Appended  # from the first seq to the last; other records may be between
+    created: bool  # the topic was created
     rows: int  # of the batch
-    written: int  # of them by this call
+    written: int  # rows written by this call
 
 
 def parts_writer(writer: str) -> str:
-    """The name under which the parts of a writer's batches are numbered."""
+    """Return the writer name under which the parts of a writer's batches are numbered."""
     prefix = SINGLE_BATCH_PREFIX if writer.startswith(SINGLE_BATCH_PREFIX) else ""
     return f"{prefix}parts:{xxh3_128_hexdigest(writer.encode())}"
 
@@ -442,7 +439,7 @@ def parts_writer(writer: str) -> str:
 def publish_batch(
     engine: Engine, staging: StagingArea, topic: str, batch: BatchId, chunks: Sequence[StagedChunk]
 ) -> PublishResult:
-    """Write a batch of chunks, or what is missing of it, or say where it was written before. Durable on return.
+    """Write a batch of chunks, or what is missing of it, or return where it was written before. Durable on return.
 
     A second call for the same batch waits for the first one. Its driver may have died and come back while the server
     still reads the chunks of the first: two plans for one batch would publish rows of both.
@@ -452,31 +449,33 @@ def publish_batch(
 
 
 class _PublicationLocks:
-    """The publications of this process, one for each key at a time."""
+    """One lock per publication key, in this process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._locks: dict[tuple[str, str, str], tuple[Lock, int]] = {}  # with how many use it
+        self._locks: dict[tuple[str, str, str], tuple[Lock, int]] = {}  # with its number of users
 
     @contextmanager
     def hold(self, key: tuple[str, str, str]) -> Iterator[None]:
         with self._lock:
-            mine, users = self._locks.get(key, (Lock(), 0))
-            self._locks[key] = mine, users + 1
+            lock, users = self._locks.get(key, (Lock(), 0))
+            self._locks[key] = lock, users + 1
         try:
-            with mine:
+            with lock:
                 yield
         finally:
             with self._lock:
-                mine, users = self._locks.pop(key)
+                lock, users = self._locks.pop(key)
                 if users > 1:
-                    self._locks[key] = mine, users - 1
+                    self._locks[key] = lock, users - 1
 
 
 _publication_locks = _PublicationLocks()
 
 
 class _Publication:
+    """The publication of one batch."""
+
     def __init__(self, engine: Engine, staging: StagingArea, topic: str, batch: BatchId) -> None:
         self._engine, self._staging, self._topic, self._batch = engine, staging, topic, batch
         self._parts_writer = parts_writer(batch.writer)
@@ -485,42 +484,41 @@ class _Publication:
 
     def run(self, chunks: Sequence[StagedChunk]) -> PublishResult:
         batch = self._batch
-        held = self._engine.find(self._topic)
+        topic = self._engine.find(self._topic)
         key = f"{self._topic}\0{batch.writer}\0{batch.number}"
         owner = chunks[0].name.partition("-")[0]
-        parts = {} if held is None else held.producer_batches(self._parts_writer)
-        if held is not None:
-            mine = {batch.writer: held.producer_batches(batch.writer)}
+        parts = {} if topic is None else topic.producer_batches(self._parts_writer)
+        if topic is not None:
+            known = {batch.writer: topic.producer_batches(batch.writer)}
             done = idempotency.find_written_batch(
-                mine, self._topic, batch.writer, batch.number, batch.sum, batch.query_id
+                known, self._topic, batch.writer, batch.number, batch.sum, batch.query_id
             )
             if done is not None:
                 self._staging.drop_plan(owner, key)
-                return self._result(parts, done.first, done.last, held.head_seq, deduped=True)
+                return self._result(parts, done.first, done.last, topic.head_seq, deduped=True)
         plan = self._staging.read_plan(owner, key)
-        at = self._published_chunks(held, parts, plan)
+        published = self._published_chunks(topic, parts, plan)
         if plan is None:
-            fitting = self._read_as_one(chunks)
-            if fitting is not None:
-                appended = self._append(fitting, batch.writer, batch.number, batch.sum, batch.query_id)
+            joined = self._read_as_one(chunks)
+            if joined is not None:
+                appended = self._append(joined, batch.writer, batch.number, batch.sum, batch.query_id)
                 return PublishResult(appended, self._created, appended.count, self._rows)
             plan = self._make_plan(owner, key, chunks)
         else:
             self._check_plan(plan)
-        return self._publish(plan, at, owner, key)
+        return self._publish(plan, published, owner, key)
 
     def _read_as_one(self, chunks: Sequence[StagedChunk]) -> MultiBatch | None:
-        """All chunks as one batch; None where they are more than one commit takes."""
-        found, stop = _read_chunks(self._engine.limits, self._staging, chunks, 0, SINGLE_COMMIT_BYTES_MAX)
-        return found if stop == len(chunks) else None
+        """Read all chunks as one batch; None if they exceed one commit."""
+        joined, stop = _read_chunks(self._engine.limits, self._staging, chunks, 0, SINGLE_COMMIT_BYTES_MAX)
+        return joined if stop == len(chunks) else None
 
     def _make_plan(self, owner: str, key: str, chunks: Sequence[StagedChunk]) -> PublicationPlan:
         batch = self._batch
         if len(chunks) > _CHUNKS_MAX or batch.number > _NUMBER_MAX:
             raise BadInput(
                 f"batch {batch.number} of {len(chunks)} chunks is more than {SINGLE_COMMIT_BYTES_MAX} bytes, and one "
-                f"in parts "
-                f"has a number up to {_NUMBER_MAX} and at most {_CHUNKS_MAX} chunks; nothing was written"
+                f"in parts has a number up to {_NUMBER_MAX} and at most {_CHUNKS_MAX} chunks; nothing was written"
             )
         for chunk in chunks:
             if chunk.size > SINGLE_COMMIT_BYTES_MAX:
@@ -529,93 +527,94 @@ class _Publication:
         self._staging.save_plan(owner, key, plan)
         return plan
 
-    def _publish(self, plan: PublicationPlan, at: int, owner: str, key: str) -> PublishResult:
+    def _publish(self, plan: PublicationPlan, published: int, owner: str, key: str) -> PublishResult:
         digest = xxh3_128_intdigest(repr(plan.chunks).encode())
-        told = (digest >> 64, digest & ((1 << 64) - 1))
+        digest_words = (digest >> 64, digest & ((1 << 64) - 1))
         done: Appended | None = None
         while done is None:
             try:
-                found, stop = _read_chunks(self._engine.limits, self._staging, plan.chunks, at, PART_BYTES_MAX)
+                part, stop = _read_chunks(self._engine.limits, self._staging, plan.chunks, published, PART_BYTES_MAX)
                 if stop == len(plan.chunks):
-                    done = self._append(found, plan.writer, plan.number, plan.sum, plan.query_id)
+                    done = self._append(part, plan.writer, plan.number, plan.sum, plan.query_id)
                 else:
-                    self._append(found, self._parts_writer, plan.number << _CHUNK_BITS | stop, told, "")
+                    self._append(part, self._parts_writer, plan.number << _CHUNK_BITS | stop, digest_words, "")
                     # Records stay in memory until they are in segments (measured: 3.4 GB for a batch of 3 GB).
                     self._engine.checkpoint()
             except Error as error:
-                if at:
+                if published:
                     error.args = (
-                        f"{error}. Before that {at} of {len(plan.chunks)} chunks of batch {plan.number} were published "
-                        f"in {self._topic}; repeat the batch, the rest follows and nothing is written twice",
+                        f"{error}. Before that {published} of {len(plan.chunks)} chunks of batch {plan.number} were "
+                        f"published in {self._topic}; repeat the batch, the rest follows and nothing is written twice",
                         *error.args[1:],
                     )
                 raise
-            at = stop
+            published = stop
         self._staging.drop_plan(owner, key)
-        held = self._engine.find(self._topic)
-        parts = {} if held is None else held.producer_batches(self._parts_writer)
+        topic = self._engine.find(self._topic)
+        parts = {} if topic is None else topic.producer_batches(self._parts_writer)
         return self._result(parts, done.first_seq, done.last_seq, done.head_seq, deduped=done.deduped)
 
-    def _append(self, found: MultiBatch, writer: str, number: int, total: tuple[int, int], query_id: str) -> Appended:
-        held, created = self._engine.ensure_topic(self._topic, TopicConfig(), found)
+    def _append(self, records: MultiBatch, writer: str, number: int, total: tuple[int, int], query_id: str) -> Appended:
+        topic, created = self._engine.ensure_topic(self._topic, TopicConfig(), records)
         self._created |= created
-        done = held.append_numbered(found, writer=writer, number=number, sum=total, query_id=query_id)
+        done = topic.append_numbered(records, writer=writer, number=number, sum=total, query_id=query_id)
         self._rows += 0 if done.deduped else done.count
         return done
 
     def _result(
         self, parts: dict[int, BatchRange], first: int, last: int, head: int, *, deduped: bool
     ) -> PublishResult:
-        mine = [each for number, each in parts.items() if number >> _CHUNK_BITS == self._batch.number]
-        rows = last - first + 1 + sum(each.last - each.first + 1 for each in mine)
-        start = min([first, *(each.first for each in mine)])
-        return PublishResult(Appended(start, last, head, deduped), self._created, rows, self._rows)
+        own_parts = [part for number, part in parts.items() if number >> _CHUNK_BITS == self._batch.number]
+        rows = last - first + 1 + sum(part.last - part.first + 1 for part in own_parts)
+        first_seq = min([first, *(part.first for part in own_parts)])
+        return PublishResult(Appended(first_seq, last, head, deduped), self._created, rows, self._rows)
 
-    def _published_chunks(self, held: Topic | None, parts: dict[int, BatchRange], plan: PublicationPlan | None) -> int:
-        """How many chunks of the batch are published. Refuse to go past a batch of which only a part is."""
-        if not parts or held is None:
+    def _published_chunks(self, topic: Topic | None, parts: dict[int, BatchRange], plan: PublicationPlan | None) -> int:
+        """Return how many chunks of the batch are published. Raises BatchConflict if another batch is published in part
+        only."""
+        if not parts or topic is None:
             return 0
         newest = next(reversed(parts))
         number, done = newest >> _CHUNK_BITS, newest & _CHUNKS_MAX
         batch = self._batch
         if number == batch.number and plan is not None:
             return done
-        if number in held.producer_batches(batch.writer) or (
-            number < batch.number and self._is_forgotten(held, number)
+        if number in topic.producer_batches(batch.writer) or (
+            number < batch.number and self._is_forgotten(topic, number)
         ):
             return 0
-        first, last = min(each.first for each in parts.values()), parts[newest].last
+        first, last = min(part.first for part in parts.values()), parts[newest].last
         reason = f"cannot be published: of batch {number} a part is, in seqs {first} to {last}, and the rest of it " + (
             "was staged, repeat that batch first" if number != batch.number else "is no longer in the staging area"
         )
         raise BatchConflict(self._topic, batch.writer, number=batch.number, newest=number, reason=reason)
 
-    def _is_forgotten(self, held: Topic, number: int) -> bool:
+    def _is_forgotten(self, topic: Topic, number: int) -> bool:
         """Whether a batch was finished so long ago that it is no longer known."""
-        known = held.producer_batches(self._batch.writer)
+        known = topic.producer_batches(self._batch.writer)
         return bool(known) and number < next(iter(known))
 
     def _check_plan(self, plan: PublicationPlan) -> None:
-        """Refuse a batch that is not the one whose parts are being published."""
+        """Raise BatchConflict for a batch that is not the one in the plan."""
         batch = self._batch
-        begun = {batch.writer: {batch.number: BatchRange(0, 0, plan.sum, plan.query_id)}}
-        idempotency.find_written_batch(begun, self._topic, batch.writer, batch.number, batch.sum, batch.query_id)
+        planned = {batch.writer: {batch.number: BatchRange(0, 0, plan.sum, plan.query_id)}}
+        idempotency.find_written_batch(planned, self._topic, batch.writer, batch.number, batch.sum, batch.query_id)
 
 
 def _read_chunks(
     limits: EngineConfig, staging: StagingArea, chunks: Sequence[StagedChunk], at: int, limit: int
 ) -> tuple[MultiBatch, int]:
-    """As many chunks from `at` on as a commit of so many bytes takes, at least one; and the first one that is left."""
+    """Read chunks from `at` on until a commit of `limit` bytes is full, at least one; return the first chunk left."""
     parts: list[batch_encoder.Batch | batch_encoder.ArrowBatch] = []
     weight, stop = 0, at
     for chunk in chunks[at:]:
-        made = [batch_encoder.batch_from_table(limits, table) for table in staging.read(chunk) if table.num_rows]
-        size = sum(part.weight + RECORD_OVERHEAD_BYTES * len(part) for part in made)
+        tables = [batch_encoder.batch_from_table(limits, table) for table in staging.read(chunk) if table.num_rows]
+        size = sum(part.weight + RECORD_OVERHEAD_BYTES * len(part) for part in tables)
         if parts and weight + size > limit:
             break
         if size > SINGLE_COMMIT_BYTES_MAX:
             raise TooLarge(f"the chunk {chunk.name}", size=size, limit=SINGLE_COMMIT_BYTES_MAX)
-        parts += made
+        parts += tables
         weight, stop = weight + size, stop + 1
     if not parts:
         raise BadInput("a numbered batch has at least one record; nothing was written")

@@ -1,13 +1,11 @@
-"""[hot] Reading a topic: pages of records or of columns, and who waits for the next ones.
+"""Reading a topic: pages of records or of columns, and waiting for new ones.
 
-A page is made part by part. What is needed of a part is taken under the topic's lock; reading and
-decoding happen without it, so a long read stops no writer. Every seq of a page's range is accounted
-for: delivered, deleted, expired, evicted, filtered, or a hole.
+A page is read part by part. What is needed of a part is taken under the topic's lock; reading and decoding happen
+without it, so a long read blocks no writer. Every seq of a page's range is accounted for: delivered, deleted, expired,
+evicted, filtered, or a hole.
 
-[shell] Notice that a writer beside a reader has done something, without reading what it was.
-
-Everything a writer does is a frame in the WAL, so names, sizes and times of the WAL's files tell. Opening a directory
-for reading replays the WAL; a reader that follows a topic does so only after this says that something changed.
+A read-only engine beside a writer replays the WAL to see new records. A waiting read does so only after `WalWatch`
+found that names, sizes or times of the WAL files changed: everything a writer does is a frame in the WAL.
 """
 
 from __future__ import annotations
@@ -35,19 +33,20 @@ from tidelog.formats import rows as columns_of
 from tidelog.formats import segment_index
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_arrow, to_binary_array
-from tidelog.types import Ints
 from tidelog.wal import paths
 
 
 def iter_wal_files(disk: Disk, root: str) -> Iterator[tuple[str, Stat | None]]:
-    """Every WAL file of a data directory with what the disk says of it; None: it is gone again."""
+    """Yield every WAL file of a data directory with its stat; None: removed meanwhile."""
     wal = join(root, WAL_DIR)
-    for place in (paths.shard_directory(wal, key) for key in paths.list_shard_keys(disk, wal)):
-        for file in (paths.file_path(place, first) for first in paths.list_file_numbers(disk, place)):
+    for directory in (paths.shard_directory(wal, key) for key in paths.list_shard_keys(disk, wal)):
+        for file in (paths.file_path(directory, number) for number in paths.list_file_numbers(disk, directory)):
             yield file, disk.stat(file)
 
 
 class WalWatch:
+    """Detects changes of the WAL files by their names, sizes and times, without reading them."""
+
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk, self._root = disk, root
         self._seen = self._list_files()
@@ -56,7 +55,7 @@ class WalWatch:
     def changed(self) -> bool:
         """Return whether the writer did something since the last call.
 
-        True at the first call, and once more after the last change: times of files are coarser than writes.
+        True at the first call, and once more after the last change: file times are coarser than writes.
         """
         now = self._list_files()
         moved = now != self._seen
@@ -65,7 +64,7 @@ class WalWatch:
         return changed
 
     def report_change_again(self) -> None:
-        """Let the next call return True: what changed could not be read."""
+        """Let the next call return True: the change could not be read."""
         self._is_stable = False
 
     def _list_files(self) -> list[tuple[str, Stat | None]]:
@@ -73,30 +72,32 @@ class WalWatch:
 
 
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
-ExcludedNodes: TypeAlias = frozenset[bytes]  # whose records a reader does not want
+ExcludedNodes: TypeAlias = frozenset[bytes]  # nodes whose records a reader excludes
 _CHUNK_BYTES = 8 << 20
 _NO_LIMIT = 1 << 62
 READER_POLL_S = 0.2
-_RELOAD_TRIES = 8  # at a directory that a writer changes
+_RELOAD_TRIES = 8  # while a writer changes the directory
 SCHEMA = columns_of.SCHEMA.append(pa.field("json", pa.bool_()))
 
 
 class RecordChunk(NamedTuple):
-    """Live records of one part, and where the seqs of the stretch went."""
+    """Live records of one part, and the counts of the seqs passed."""
 
     rows: Rows
     json: BoolArray
     counts: Counts
     next_from_seq: int
-    is_full: bool  # the next record does not fit the budget any more
+    is_full: bool  # the next record exceeds the budget
 
 
 class TopicScan:
-    """One pass over a topic from a cursor to the head as it was at the start. It ends before seqs that stand for
-    records which a router's source lost: the next one begins with that gap. `through`: it goes on after them; `gap`
-    is the first of them and `gaps` are all."""
+    """One pass over a topic from a cursor to the head at the start.
 
-    chunk_bytes = _CHUNK_BYTES  # of frames that are read at once
+    It ends before seqs of records that a router's source lost; the next pass starts with that gap. With `pass_gaps` it
+    continues after them: `gap` is the first of them and `gaps` are all.
+    """
+
+    chunk_bytes = _CHUNK_BYTES  # frame bytes per read
 
     def __init__(
         self,
@@ -114,44 +115,44 @@ class TopicScan:
         retention.refresh_for_read(topic)
         durable = consistency.make_durable(topic) if consistency.needs_durable_records(topic, strong) else SEQ_MAX
         if to_seq is not None and durable < min(to_seq, topic.index.head):
-            raise consistency.not_durable_error(topic)  # a range is read whole or not at all
-        self._core = topic
+            raise consistency.not_durable_error(topic)  # a range is read completely or not at all
+        self._topic = topic
         self._nodes = nodes if topic.config.dedupe_node else frozenset()
         with topic.lock:
             topic.check_open()
             index = topic.index
             self.earliest, self.watermarks = index.earliest, index.watermarks
-            # A strong reader's head is the last durable record. A cursor beyond it is not one of another topic.
+            # A strong reader's head is the last durable record; a cursor beyond it is still valid.
             self.head = min(index.head, max(durable, from_seq, index.earliest - 1))
-            begin = watermarks.find_read_start(
+            start = watermarks.find_read_start(
                 from_seq, self.head, self.earliest, self.watermarks, index.trimmed_ranges
             )
-            self.gap = self._start_gap = begin.gap
-            self.cursor = max(begin.cursor, 0)
-            self.head = max(self.head, self.cursor)  # also where a gap goes beyond what could be made durable
+            self.gap = self._start_gap = start.gap
+            self.cursor = max(start.cursor, 0)
+            self.head = max(self.head, self.cursor)  # also if a gap reaches beyond the durable records
             self.counts = self._count_below_start(
                 0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor
             )
-            ahead = watermarks.next_trimmed_range(self.cursor, index.trimmed_ranges)
+            next_trim = watermarks.next_trimmed_range(self.cursor, index.trimmed_ranges)
             trims = watermarks.trimmed_ranges_after(self.cursor, index.trimmed_ranges) if pass_gaps else []
         self.last = self.head if to_seq is None else min(to_seq, self.head)
         self._trims = [span for span in trims if span[0] <= self.last]
         if self._trims and self.gap is None:
             self.gap = self._trim_gap(*self._trims[0])
-        if ahead is not None and not pass_gaps:
-            self.last = max(min(self.last, ahead[0] - 1), self.cursor)
+        if next_trim is not None and not pass_gaps:
+            self.last = max(min(self.last, next_trim[0] - 1), self.cursor)
 
     @property
     def gaps(self) -> list[Gap]:
-        """What was lost of the seqs that were passed so far, in order."""
-        found = [] if self._start_gap is None else [self._start_gap]
-        return found + [self._trim_gap(*span) for span in self._trims if span[0] <= self.cursor]
+        """Losses among the seqs passed so far, in order."""
+        gaps = [] if self._start_gap is None else [self._start_gap]
+        return gaps + [self._trim_gap(*span) for span in self._trims if span[0] <= self.cursor]
 
     def _trim_gap(self, lo: int, hi: int) -> Gap:
         return Gap(lo, hi - 1, "source_trim", hi - lo, hi, self.head)
 
     def _count_below_start(self, lo: int, hi: int) -> Counts:
-        """Where seqs (lo, hi] went that lie below the first live one."""
+        """Count the seqs (lo, hi] below the first live one by their cause."""
         if lo == hi:
             return Counts()
         evicted = max(min(hi, max(self.watermarks.cap, self.watermarks.source)) - lo, 0)
@@ -164,91 +165,91 @@ class TopicScan:
         return Counts(evicted=evicted, expired=expired) + self._count_missing(lo + 1, max(hi, lo) + 1)
 
     def _count_missing(self, first: int, stop: int) -> Counts:
-        """Where seqs [first, stop) went, none of which can be read: deleted, or never there."""
+        """Count the unreadable seqs [first, stop): deleted, lost at the source, or holes."""
         if first >= stop:
             return Counts()
-        had = self._core.index.count_assigned(first, stop)
-        lost = sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in self._core.index.trimmed_ranges)
-        return Counts(deleted=had, evicted=lost, holes=stop - first - had - lost)
+        assigned = self._topic.index.count_assigned(first, stop)
+        lost = sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in self._topic.index.trimmed_ranges)
+        return Counts(deleted=assigned, evicted=lost, holes=stop - first - assigned - lost)
 
     def iter_chunks(self, count_max: int = _NO_LIMIT, bytes_max: int = _NO_LIMIT) -> Iterator[RecordChunk]:
-        """Stretch by stretch, until the end or until these many records or bytes were found."""
-        least = 1  # one record in any case, however large
+        """Yield chunks until the end, or until this many records or bytes were found."""
+        count_min = 1  # at least one record, however large
         while self.cursor < self.last and count_max > 0 and bytes_max > 0:
-            found = self._read_chunk(count_max, bytes_max, least)
-            if found is None:
+            chunk = self._read_chunk(count_max, bytes_max, count_min)
+            if chunk is None:
                 return
-            count_max -= len(found.rows)
-            bytes_max = 0 if found.is_full else bytes_max - int(_row_sizes(found.rows).sum())
-            least = 0 if len(found.rows) else least
-            self.cursor = found.next_from_seq
-            self.counts = self.counts + found.counts
-            last = [found]
-            del found  # it is the reader's alone: one that is slow may hold this pass for long
+            count_max -= len(chunk.rows)
+            bytes_max = 0 if chunk.is_full else bytes_max - int(chunk.rows.record_bytes().sum())
+            count_min = 0 if len(chunk.rows) else count_min
+            self.cursor = chunk.next_from_seq
+            self.counts = self.counts + chunk.counts
+            last = [chunk]
+            del chunk  # only the reader refers to it: a slow one may keep this pass for long
             yield last.pop()
 
     def _read_chunk(
-        self, count_max: int, bytes_max: int, least: int, *, tries_left: int = _RELOAD_TRIES
+        self, count_max: int, bytes_max: int, count_min: int, *, tries_left: int = _RELOAD_TRIES
     ) -> RecordChunk | None:
         first = self.cursor + 1
-        core = self._core
-        with core.lock:
-            index = core.index
+        topic = self._topic
+        with topic.lock:
+            index = topic.index
             if index.evict_floor > max(first, self.watermarks.evict_floor):
-                return None  # overtaken by eviction: the next page tells of it
-            live = min(max(index.earliest, first), self.last + 1)  # what lies below was deleted
+                return None  # overtaken by eviction: the next page has the gap
+            live = min(max(index.earliest, first), self.last + 1)  # records below it were deleted
             found = next(index.slices(live, self.last + 1), None)
-            gone: BoolArray | None = None
-            look: Callable[[], Chunk] | None = None
+            deleted: BoolArray | None = None
+            read: Callable[[], Chunk] | None = None
             base, start, stop = 0, self.last + 1, self.last + 1
             if found is not None:
                 part, start, stop = found
                 base = part.base
                 stop = min(stop, start + max(count_max, 64))
-                dead = part.deleted_mask()
-                gone = None if dead is None else dead[start - part.base : stop - part.base].copy()
-                look = part.reader(start, stop, min(bytes_max, self.chunk_bytes))
+                mask = part.deleted_mask()
+                deleted = None if mask is None else mask[start - part.base : stop - part.base].copy()
+                read = part.reader(start, stop, min(bytes_max, self.chunk_bytes))
             counts = self._count_missing(first, start)
-        if look is None:
+        if read is None:
             return RecordChunk(empty_rows(), np.zeros(0, bool), counts, self.last, is_full=False)
         try:
-            chunk = look()
+            chunk = read()
         except Corrupt as bad:
-            if tries_left and found is not None and _reload_if_removed(core, found[0]):
-                return self._read_chunk(count_max, bytes_max, least, tries_left=tries_left - 1)
-            core.report_corruption(f"{bad.where}, byte {bad.pos}", bad.reason)
+            if tries_left and found is not None and _reload_if_removed(topic, found[0]):
+                return self._read_chunk(count_max, bytes_max, count_min, tries_left=tries_left - 1)
+            topic.report_corruption(f"{bad.where}, byte {bad.pos}", bad.reason)
             raise
-        if chunk.fault is not None and tries_left and found is not None and _reload_if_removed(core, found[0]):
-            return self._read_chunk(count_max, bytes_max, least, tries_left=tries_left - 1)
+        if chunk.fault is not None and tries_left and found is not None and _reload_if_removed(topic, found[0]):
+            return self._read_chunk(count_max, bytes_max, count_min, tries_left=tries_left - 1)
         if chunk.fault is not None and not len(chunk.rows):
             fault = chunk.fault
-            core.report_corruption(f"segment {base}, byte {fault.pos}", fault.reason)
-            error = Corrupt(f"{core.name}: segment {base}", pos=fault.pos, reason=fault.reason)
+            topic.report_corruption(f"segment {base}, byte {fault.pos}", fault.reason)
+            error = Corrupt(f"{topic.name}: segment {base}", pos=fault.pos, reason=fault.reason)
             error.seq, error.resume = fault.seq, fault.resume
             raise error
         rows, stop = chunk.rows, min(chunk.next_seq, stop)
         if chunk.fault is not None:
             stop = min(stop, chunk.fault.seq)
-        return self._select_rows(rows, gone, start, stop, counts, count_max, bytes_max, least)
+        return self._select_rows(rows, deleted, start, stop, counts, count_max, bytes_max, count_min)
 
     def _select_rows(
         self,
         rows: Rows,
-        gone: BoolArray | None,
+        deleted: BoolArray | None,
         start: int,
         stop: int,
         counts: Counts,
         count_max: int,
         bytes_max: int,
-        least: int,
+        count_min: int,
     ) -> RecordChunk:
-        """The rows that a reader gets, and how far that is."""
+        """Select the rows that a reader gets, and how far that reaches."""
         if (
-            gone is None
+            deleted is None
             and not (self._nodes and rows.node is not None)
             and _fits_limits(rows, start, stop, count_max, bytes_max)
         ):
-            # Nearly always: nothing has to be left out.
+            # The common case: no row is left out.
             return RecordChunk(
                 rows,
                 (segment_index.record_flags(rows) & segment_index.JSON) != 0,
@@ -257,81 +258,76 @@ class TopicScan:
                 is_full=False,
             )
         seqs = rows.seq - start
-        keep: BoolArray = np.ones(len(rows), bool) if gone is None else ~gone[seqs]
+        keep: BoolArray = np.ones(len(rows), bool) if deleted is None else ~deleted[seqs]
         filtered: BoolArray = np.zeros(len(rows), bool)
         if self._nodes and rows.node is not None:
             filtered = keep & _rows_of_nodes(rows, self._nodes)
             keep &= ~filtered
         which = np.flatnonzero(keep)
-        fits = max(int(np.searchsorted(np.cumsum(_row_sizes(rows)[which]), bytes_max, "right")), least)
-        most = min(fits, count_max)
+        fits = max(int(np.searchsorted(np.cumsum(rows.record_bytes()[which]), bytes_max, "right")), count_min)
+        taken = min(fits, count_max)
         full = fits < len(which)
-        if most < len(which) or 0 < count_max == len(which):  # what is passed over behind the last is the next page's
-            stop = start + (int(seqs[which[most - 1]]) + 1 if most else int(seqs[which[0]]))
-            which = which[:most]
+        if taken < len(which) or 0 < count_max == len(which):  # skipped seqs after the last row belong to the next page
+            stop = start + (int(seqs[which[taken - 1]]) + 1 if taken else int(seqs[which[0]]))
+            which = which[:taken]
         inside = seqs < stop - start
         if int(inside.sum()) != stop - start:
             raise Corrupt(
-                self._core.name, pos=0, reason=f"seqs {start} to {stop - 1} are not all where their index says"
+                self._topic.name, pos=0, reason=f"seqs {start} to {stop - 1} are not all where the index says"
             )
-        hidden = int(filtered[inside].sum())
-        deleted = stop - start - len(which) - hidden
+        filtered_count = int(filtered[inside].sum())
+        deleted_count = stop - start - len(which) - filtered_count
         picked = rows if len(which) == len(rows) else rows.take(which)
         return RecordChunk(
             picked,
             (segment_index.record_flags(picked) & segment_index.JSON) != 0,
-            counts + Counts(rows=len(which), deleted=deleted, filtered=hidden),
+            counts + Counts(rows=len(which), deleted=deleted_count, filtered=filtered_count),
             stop - 1,
             full,
         )
 
 
 def _reload_if_removed(topic: TopicState, part: Part) -> bool:
-    """For a reader beside a writer: take the topic as it is on disk now, if files of this part of it are gone. They
-    were removed on purpose, or a second look finds them missing as well."""
-    look, disk = topic.context.reload_topics, topic.context.disk
-    if look is None or not isinstance(part, Segment):
+    """In a read-only engine: reload the topic from disk if files of this part are gone. The writer removed them, or a
+    second read finds them missing as well."""
+    reload, disk = topic.context.reload_topics, topic.context.disk
+    if reload is None or not isinstance(part, Segment):
         return False
     if all(disk.stat(part.files.path(part.base, suffix)) is not None for suffix in (".data", ".idx")):
         return False
-    _adopt_reloaded(topic, look())
+    _adopt_reloaded(topic, reload())
     return True
 
 
 def _adopt_reloaded(topic_state: TopicState, topics: Mapping[str, TopicState]) -> None:
-    """Make a reader's topic what a second look at the directory has found of it."""
-    fresh = next((topic for topic in topics.values() if topic.id == topic_state.id), None)
+    """Replace a read-only topic by its reloaded state."""
+    reloaded = next((topic for topic in topics.values() if topic.id == topic_state.id), None)
     with topic_state.lock:
         topic_state.context.wal_files_synced = False
-        if fresh is None:
+        if reloaded is None:
             topic_state.is_dropped = True
         else:
-            topic_state.index, topic_state.config = fresh.index, fresh.config
+            topic_state.index, topic_state.config = reloaded.index, reloaded.config
     topic_state.check_open()
 
 
 def _fits_limits(rows: Rows, start: int, stop: int, count_max: int, bytes_max: int) -> bool:
-    """Whether these are all seqs of [start, stop), and no more than asked for."""
+    """Whether these rows are all seqs of [start, stop) and within the limits."""
     count = len(rows)
-    if not 0 < count == stop - start <= count_max or int(_row_sizes(rows).sum()) > bytes_max:
+    if not 0 < count == stop - start <= count_max or int(rows.record_bytes().sum()) > bytes_max:
         return False
     return bool(rows.seq[0] == start) and bool(rows.seq[-1] == stop - 1)
 
 
-def _row_sizes(rows: Rows) -> Ints:
-    """Bytes of data and meta."""
-    return rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
-
-
 def _rows_of_nodes(rows: Rows, nodes: ExcludedNodes) -> BoolArray:
-    assert rows.node is not None, "asked of rows with nodes"
-    found = pc.is_in(to_binary_array(rows.buf, rows.node), pa.array(sorted(nodes), pa.binary()))
-    mask: BoolArray = found.to_numpy(zero_copy_only=False).astype(bool)
+    assert rows.node is not None, "only for rows with nodes"
+    matches = pc.is_in(to_binary_array(rows.buf, rows.node), pa.array(sorted(nodes), pa.binary()))
+    mask: BoolArray = matches.to_numpy(zero_copy_only=False).astype(bool)
     return mask & (rows.node.size > 0)
 
 
 def parse_nodes(node: str | Sequence[str] | None) -> frozenset[bytes]:
-    """The nodes whose records a reader does not want: its own, usually."""
+    """Return the nodes whose records a reader excludes, usually its own."""
     if node is None:
         return frozenset()
     names = [node] if isinstance(node, str) else node
@@ -343,17 +339,17 @@ def parse_nodes(node: str | Sequence[str] | None) -> frozenset[bytes]:
 def read_page(
     topic: TopicState, from_seq: int, limit: int, nodes: ExcludedNodes, bytes_max: int, *, strong: bool = False
 ) -> Page:
-    """The next records behind `from_seq`, at most `limit` and about `bytes_max`, at least one where there is one."""
+    """Read the records after `from_seq`: at most `limit` and about `bytes_max`, at least one if there is one."""
     check_int("limit", limit, 1, SEQ_MAX)
     check_int("bytes_max", bytes_max, 1, SEQ_MAX)
     scan = TopicScan(topic, from_seq, nodes, strong=strong)
-    records = [record for stretch in scan.iter_chunks(limit, bytes_max) for record in chunk_records(stretch)]
+    records = [record for chunk in scan.iter_chunks(limit, bytes_max) for record in chunk_records(chunk)]
     retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
     return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
-def chunk_records(stretch: RecordChunk) -> list[Record]:
-    rows, json = stretch.rows, stretch.json
+def chunk_records(chunk: RecordChunk) -> list[Record]:
+    rows, json = chunk.rows, chunk.json
     if not len(rows):
         return []
     datas: list[Any] = copy_values(rows.buf, rows.data)
@@ -363,9 +359,7 @@ def chunk_records(stretch: RecordChunk) -> list[Record]:
         elif json.any():
             datas = [from_json(data) if is_json else data for data, is_json in zip(datas, json.tolist(), strict=True)]
     except msgspec.DecodeError as error:
-        raise Corrupt(
-            "a record", pos=0, reason=f"its checksum holds and it is not the JSON it claims to be: {error}"
-        ) from None
+        raise Corrupt("a record", pos=0, reason=f"its checksum is valid, but it is not JSON: {error}") from None
     columns = [rows.seq.tolist(), (rows.ts_us // 1000).tolist(), datas]
     if rows.node is None and rows.tag is None and rows.meta is None:
         return list(map(Record, *columns))
@@ -386,28 +380,28 @@ def _decode_text(name: bytes) -> str:
 
 
 def _optional_values(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> list[Any]:
-    """The values of a column that a record may lack."""
+    """Return the values of an optional column."""
     return [None] * len(rows) if span is None else [decode(v) if v else None for v in copy_values(rows.buf, span)]
 
 
 def read_table(
     topic: TopicState, from_seq: int, to_seq: int | None, nodes: ExcludedNodes, *, strong: bool = False
 ) -> pa.Table:
-    """Everything behind `from_seq` up to `to_seq` as columns. What is missing is in the schema's metadata: `gap`, the
-    first, `gaps`, all of them, and `counts`, as JSON."""
+    """Read everything after `from_seq` up to `to_seq` as columns. The schema's metadata holds `gap`, `gaps` and
+    `counts` as JSON."""
     scan = TopicScan(topic, from_seq, nodes, to_seq, pass_gaps=True, strong=strong)
     batches = []
-    for stretch in scan.iter_chunks():
-        if len(stretch.rows):
-            batch = to_arrow(stretch.rows)
-            batches.append(batch.append_column("json", pa.array(stretch.json)))
+    for chunk in scan.iter_chunks():
+        if len(chunk.rows):
+            batch = to_arrow(chunk.rows)
+            batches.append(batch.append_column("json", pa.array(chunk.json)))
     retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
-    told = {
+    metadata = {
         b"gap": msgspec.json.encode(None if scan.gap is None else scan.gap._asdict()),
         b"gaps": msgspec.json.encode([gap._asdict() for gap in scan.gaps]),
         b"counts": msgspec.json.encode(scan.counts._asdict()),
     }
-    return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(told)
+    return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(metadata)
 
 
 def wait_for_page(
@@ -420,45 +414,46 @@ def wait_for_page(
     *,
     strong: bool = False,
 ) -> Page:
-    """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes.
+    """`read_page`, and if there is nothing yet, wait up to `timeout` seconds; None: forever.
 
-    A writer in this process wakes the reader. A reader beside another process's writer looks at the WAL's files every
-    `BESIDE_POLL_S`, and at the directory where they have changed."""
+    A writer in this process wakes the reader. A read-only engine checks the WAL files every `READER_POLL_S` and reloads
+    the directory if they changed.
+    """
     if timeout == 0:
         return read_page(topic, from_seq, limit, nodes, bytes_max, strong=strong)
-    woken, left = Event(), timeout
-    topic.add_listener(woken.set)  # before the first look: a record between look and wait must not be missed
+    woken, remaining = Event(), timeout
+    topic.add_listener(woken.set)  # before the first read: a record between read and wait must not be missed
     try:
         while True:
             woken.clear()
-            found = read_page(topic, from_seq, limit, nodes, bytes_max, strong=strong)
-            if found.records or found.gap or not found.caught_up or found.next_from_seq > from_seq:
-                return found
+            page = read_page(topic, from_seq, limit, nodes, bytes_max, strong=strong)
+            if page.records or page.gap or not page.caught_up or page.next_from_seq > from_seq:
+                return page
             if topic.context.reload_topics is None:
                 if not woken.wait(timeout):
-                    return found
+                    return page
                 continue
-            if left is not None and left <= 0:
-                return found
-            pause = READER_POLL_S if left is None else min(left, READER_POLL_S)
+            if remaining is not None and remaining <= 0:
+                return page
+            pause = READER_POLL_S if remaining is None else min(remaining, READER_POLL_S)
             woken.wait(pause)
-            left = None if left is None else left - pause
+            remaining = None if remaining is None else remaining - pause
             _reload_if_changed(topic)
     finally:
         topic.remove_listener(woken.set)
 
 
 def _reload_if_changed(topic: TopicState) -> None:
-    """Take over what a writer of another process has done to a reader's topic since the last look."""
-    shared = topic.context
-    assert shared.reload_topics is not None, "asked of a reader"
+    """Reload a read-only topic if the writer changed the WAL since the last check."""
+    context = topic.context
+    assert context.reload_topics is not None, "only in a read-only engine"
     topic.check_open()
     if topic.wal_watch is None:
-        topic.wal_watch = WalWatch(shared.disk, shared.root)
+        topic.wal_watch = WalWatch(context.disk, context.root)
     if topic.wal_watch.changed():
         try:
-            topics = shared.reload_topics()
-        except Unavailable:  # the writer was faster than the look
+            topics = context.reload_topics()
+        except Unavailable:  # the writer was faster than the reload
             topic.wal_watch.report_change_again()
             return
         _adopt_reloaded(topic, topics)
@@ -473,16 +468,16 @@ def follow_records(
     *,
     strong: bool = False,
 ) -> Iterator[Record | Gap]:
-    """Records as they come, for ever or until none came for `timeout` seconds."""
+    """Yield records as they arrive, forever or until none arrived for `timeout` seconds."""
     if on_gap not in ("fail", "emit", "skip"):
         raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
     while True:
-        found = wait_for_page(topic, from_seq, 1000, nodes, 1 << 20, timeout, strong=strong)
-        if found.gap is not None and on_gap == "fail":
-            raise GapFound(topic.name, found.gap)
-        if found.gap is not None and on_gap == "emit":
-            yield found.gap
-        if found.next_from_seq == from_seq and found.gap is None:
+        page = wait_for_page(topic, from_seq, 1000, nodes, 1 << 20, timeout, strong=strong)
+        if page.gap is not None and on_gap == "fail":
+            raise GapFound(topic.name, page.gap)
+        if page.gap is not None and on_gap == "emit":
+            yield page.gap
+        if page.next_from_seq == from_seq and page.gap is None:
             return
-        from_seq = found.next_from_seq
-        yield from found.records
+        from_seq = page.next_from_seq
+        yield from page.records

@@ -1,42 +1,34 @@
-"""[shell] Disk → topics. In numbered passes, each of which may be cut off by a crash and done again.
+"""Recovery: build topics from the manifest, the segments and the WAL.
 
-    1  the newest manifest that reads
-    2  its topics, with the segments it names: sizes are looked at, contents are not
-    3  every WAL group that is on disk, whatever the number of shards is now
-    4  its frames, topic by topic in their order: what the manifest holds already is passed over
-    5  heads are padded to what was reserved, caps applied; routers are linked to their topics
-    6  only then, and only for a writer: WAL tails are cut, segments cut to the length the manifest names, files that no
-       manifest names removed
+    1  load the newest manifest that reads
+    2  restore its topics with the segments it names: file sizes are checked, contents are not
+    3  read every WAL shard on disk, whatever the shard count is now
+    4  replay its frames, topic by topic in order; frames that the manifest covers are skipped
+    5  pad heads to the reserved seqs, apply caps, link routers to their topics
+    6  only for a writer (`startup`): truncate WAL tails and segments, remove files that no manifest names
 
-Passes 1 to 5 change nothing on disk, so a reader beside a live writer takes them too. A bad frame below the position
-that was synced is damage: what follows it is replayed, the writer does not open unless it may (`accept_loss`), and the
-bytes are kept in quarantine. A bad frame above it is an unfinished write, and its group ends there.
+Each pass may be interrupted by a crash and repeated. Passes 1 to 5 change nothing on disk, so a read-only engine
+beside a writer runs them too. A bad frame below the synced position is damage: later frames are replayed, a writer
+opens only with `accept_loss`, and the bytes are kept in quarantine. A bad frame above it is an unfinished write, and
+its shard ends there.
 
-[shell] WAL frames → topics: pass 4 of recovery.
+Pass 4 first scans each shard (`ShardContents`): which topics it has frames of, and which were dropped in the end,
+which are not replayed. Then frames are applied in windows, in WAL order. Records between two control frames of a topic
+are added as columns, whatever frames they came in. Records stay in memory like live writes up to
+`REPLAY_MEMORY_BYTES`; the rest stays in the WAL file, with an index of 20 bytes per record in memory.
 
-First every group is looked through (`Contents`): which topics it has frames of, and which of them were dropped in the
-end. Then its frames are applied, window by window, in the order of the WAL: what is in memory is
-one window and what topics keep. Records between two control frames of a topic are taken in as columns, whatever
-frames they came in. What the manifest holds already is passed over by its seq. A topic that was dropped in the end gets
-nothing replayed.
+After damage (`wal.LostRange`) the remaining frames are applied, with these rules for what the lost ones may have held:
 
-Records are kept in memory as live writes are, up to `MEMORY_BYTES`; what is beyond stays in the WAL file, which a
-block can read, and only its index of 20 bytes a record is kept.
-
-After damage (`wal.Lost`) the frames that are left are applied like any others, and what the lost ones may have said
-decides how far they are trusted:
-
-  records           seqs jump over those that were lost (`Core.lost`); seqs that may have been theirs are never given
-                    out again: a topic without a later record skips as many as there can have been
-  the rest of a     dropped, unless the topic's seqs prove that it is the beginning of another one
-  batch
-  settings          caps are not applied by replay until the topic's next settings: lost ones may have raised them
-  reserved seqs     a topic of class `disk` without a later reservation skips the most that one reserves
-  leases            ids skip as many as are put on record at a time
-  a number          a frame that announces records counts only with them; records that lost theirs stay
-  a topic           what was lost with its creation is its name; a change of its settings tells it again
-  routers, cursors  whatever the last frame says that is left: what is derived from it is at most older
-  a delete          is not done, and its records are back: nothing else says that they were deleted
+  records           seqs jump over lost ones (`lost_ranges`); seqs that may have been assigned are never reused: a topic
+                    without a later record skips as many as there can have been
+  rest of a batch   dropped, unless the topic's seqs prove that it is the beginning of another one
+  settings          replay does not apply caps until the topic's next settings: lost ones may have raised them
+  reserved seqs     a topic of class `disk` without a later reservation skips the maximum of one reservation
+  leases            ids skip as many as are reserved at a time
+  a batch number    counts only with its records; records that lost their number stay
+  a topic           a lost creation loses the name; a later change of its settings restores it
+  routers, cursors  the last remaining frame counts: derived state is at most older
+  a delete          is not applied, and its records are back
 """
 
 from __future__ import annotations
@@ -93,52 +85,52 @@ from tidelog.wal import (
 )
 
 REPLAY_MEMORY_BYTES: Final = 32 << 20
-_PIECE_BYTES: Final = 1 << 20  # of one piece of a block that stays in the WAL
-_WAL_RANGE_BYTES_MIN: Final = 2048  # less is kept in memory in any case: naming it would cost as much
+_PIECE_BYTES: Final = 1 << 20  # of one piece of a memtable that stays in the WAL
+_WAL_RANGE_BYTES_MIN: Final = 2048  # smaller runs stay in memory: a reference would cost as much
 _CONFIG_KINDS: Final = (TOPIC_CREATE, CONFIG_UPDATE)
 
 
 @dataclass(slots=True)
 class TopicContents:
-    """What a group has of one topic. Places are counted in losses of the group that come before them."""
+    """What a shard has of one topic. Places count the shard's losses before them."""
 
     created: bool = False
     is_dropped: bool = False
-    first: int | None = None  # the lowest seq of a record
-    last: int = 0  # the highest of a frame of records
-    last_record: int = 0  # where the last frame of records is
-    last_reserved: int = 0  # and the last HeadWatermark
+    first: int | None = None  # lowest seq of a record
+    last: int = 0  # highest seq of a frame of records
+    last_record: int = 0  # losses before the last frame of records
+    last_reserved: int = 0  # losses before the last HeadWatermark
 
     @property
     def rank(self) -> int:
-        """Which group comes first where several have frames of a topic: the one where it was made, then by seqs."""
+        """Order of shards that have frames of one topic: the one that created it, then by seqs."""
         return -1 if self.created else self.first or 0
 
 
 @dataclass(slots=True)
 class ShardContents:
-    """What the frames of a group are about, without applying any."""
+    """What the frames of a shard are about, without applying them."""
 
     topics: dict[int, TopicContents] = field(default_factory=dict)
-    frames: int = 0  # without marks
+    frames: int = 0  # without checkpoint marks
 
     def add(self, window: FrameWindow) -> None:
         self.frames += int((window.headers["topic_id"] != 0).sum())
-        for topic_id, which in _group_by_topic(window):
+        for topic_id, numbers in _group_by_topic(window):
             if not topic_id:
-                continue  # marks, and what is not about a topic
-            met = self.topics.setdefault(topic_id, TopicContents())
-            heads = window.headers[which]
-            kinds = heads["kind"]
-            met.created = met.created or bool((kinds == TOPIC_CREATE).any())
-            met.is_dropped = met.is_dropped or bool((kinds == TOPIC_DELETE).any())
+                continue  # marks, and frames without a topic
+            contents = self.topics.setdefault(topic_id, TopicContents())
+            headers = window.headers[numbers]
+            kinds = headers["kind"]
+            contents.created = contents.created or bool((kinds == TOPIC_CREATE).any())
+            contents.is_dropped = contents.is_dropped or bool((kinds == TOPIC_DELETE).any())
             if (kinds == HEAD_WATERMARK).any():
-                met.last_reserved = window.losses_before
-            seqs = heads["seq"][(kinds == APPEND) | (kinds == APPEND_BATCH)]
+                contents.last_reserved = window.losses_before
+            seqs = headers["seq"][(kinds == APPEND) | (kinds == APPEND_BATCH)]
             if len(seqs):
-                low = int(seqs.min())
-                met.first = low if met.first is None else min(met.first, low)
-                met.last, met.last_record = max(met.last, int(seqs.max())), window.losses_before
+                first = int(seqs.min())
+                contents.first = first if contents.first is None else min(contents.first, first)
+                contents.last, contents.last_record = max(contents.last, int(seqs.max())), window.losses_before
 
 
 class ShardRecovery(NamedTuple):
@@ -149,7 +141,7 @@ class ShardRecovery(NamedTuple):
 
 @dataclass(slots=True)
 class _DroppedTopic:
-    """A topic that was dropped in the end: what went with it, as far as that can be told without replaying it."""
+    """What a topic that was dropped in the end held, as far as known without replaying it."""
 
     topic_id: int
     first: int
@@ -167,20 +159,23 @@ class _DroppedTopic:
         index = topic.index
         return cls(topic_id, index.earliest, index.head, index.count, index.bytes)
 
-    def add(self, window: FrameWindow, which: Ints) -> None:
-        """And what was written since."""
-        kinds = window.headers["kind"][which]
-        for at in which[kinds == TOPIC_DELETE].tolist():
-            body = _decode_control_frame(window, at)
-            assert isinstance(body, control_frames.TopicDelete), "that is its kind"
-            self.name, self.ts_ms = body.name, int(window.headers["ts_ms"][at])
-        written = which[(kinds == APPEND) | (kinds == APPEND_BATCH)]
+    def add(self, window: FrameWindow, numbers: Ints) -> None:
+        """Add what was written after the manifest."""
+        kinds = window.headers["kind"][numbers]
+        for number in numbers[kinds == TOPIC_DELETE].tolist():
+            body = _decode_control_frame(window, number)
+            assert isinstance(body, control_frames.TopicDelete), "by its kind"
+            self.name, self.ts_ms = body.name, int(window.headers["ts_ms"][number])
+        written = numbers[(kinds == APPEND) | (kinds == APPEND_BATCH)]
         if not len(written):
             return
         rows = scan.decode_records(window.buf, window.frame_pos[written], window.headers[written])
-        fresh = rows.seq > self.last
-        if fresh.any():
-            self.records, self.size = self.records + int(fresh.sum()), self.size + int(_row_weights(rows)[fresh].sum())
+        is_new = rows.seq > self.last
+        if is_new.any():
+            self.records, self.size = (
+                self.records + int(is_new.sum()),
+                self.size + int(rows.record_bytes()[is_new].sum()),
+            )
             self.last = int(rows.seq.max())
 
     def to_removal(self) -> Removal:
@@ -191,272 +186,283 @@ class _DroppedTopic:
 
 
 class _TopicFrames(NamedTuple):
-    """Frames of one topic in a window, and where more of that file can be read."""
+    """Frames of one topic in a window, and the file they are in."""
 
     window: FrameWindow
     which: Ints
-    path: str  # of the file
-    losses: Sequence[LostRange]  # of the group
+    path: str  # of the WAL file
+    losses: Sequence[LostRange]  # of the shard
 
 
 class TopicReplayer:
+    """Pass 4: applies the frames of all shards to topics."""
+
     def __init__(
         self, context: EngineContext, topics: dict[int, TopicState], loaded: Manifest, report: RecoveryReport
     ) -> None:
-        self._shared, self._cores, self._report = context, topics, report
+        self._context, self._topics, self._report = context, topics, report
         self.next_id = self._first_new_topic_id = loaded.next_topic_id
-        # Topics that a checkpoint left out need more of the WAL than all others.
+        # Topics that a checkpoint left out need more of the WAL than the others.
         self._lagging = set(loaded.lagging)
         self._fresh = {row.key: Position(row.first, row.pos) for row in loaded.fresh}
-        self._memory_left = REPLAY_MEMORY_BYTES  # for records
-        self._file: File | None = None  # the one that records were last left in
+        self._memory_left = REPLAY_MEMORY_BYTES  # bytes for records
+        self._file: File | None = None  # last opened for records that stay in it
         self._losses_before_record: dict[int, int] = {}  # topic → losses before its last record
-        self._losses_before_config: dict[int, int] = {}  # and before its last settings
+        self._losses_before_config: dict[int, int] = {}  # topic → losses before its last settings
 
     def run(self, groups: Sequence[ShardRecovery], progress: Progress) -> None:
-        places: dict[int, list[int]] = {}  # topic → the groups that have frames of it, in their order
+        shards_of: dict[int, list[int]] = {}  # topic → the shards with frames of it, in order
         for number, group in enumerate(groups):
             self._report.frames += group.contents.frames
             for topic_id in group.contents.topics:
-                places.setdefault(topic_id, []).append(number)
-        met = {
-            topic_id: [groups[number].contents.topics[topic_id] for number in found]
-            for topic_id, found in places.items()
+                shards_of.setdefault(topic_id, []).append(number)
+        contents = {
+            topic_id: [groups[number].contents.topics[topic_id] for number in numbers]
+            for topic_id, numbers in shards_of.items()
         }
-        for topic_id, found in places.items():
-            # A topic whose shard changed has frames in several groups: seqs tell which came first.
-            found.sort(key=lambda number: groups[number].contents.topics[topic_id].rank)
-        gone = {
-            topic_id: _DroppedTopic.from_state(topic_id, self._cores.get(topic_id))
-            for topic_id, each in met.items()
-            if any(one.is_dropped for one in each)
+        for topic_id, numbers in shards_of.items():
+            # A topic whose shard changed has frames in several shards: seqs decide which came first.
+            numbers.sort(key=lambda number: groups[number].contents.topics[topic_id].rank)
+        dropped = {
+            topic_id: _DroppedTopic.from_state(topic_id, self._topics.get(topic_id))
+            for topic_id, each in contents.items()
+            if any(topic_contents.is_dropped for topic_contents in each)
         }
-        self._mark_dropped(gone)
+        self._mark_dropped(dropped)
         turns = [
-            (turn, number) for turn in range(max(map(len, places.values()), default=0)) for number in range(len(groups))
+            (turn, number)
+            for turn in range(max(map(len, shards_of.values()), default=0))
+            for number in range(len(groups))
         ]
         done, total = 0, sum(group.contents.frames for group in groups)
         for turn, number in turns:
-            mine = {topic_id for topic_id, found in places.items() if found[turn : turn + 1] == [number]}
-            if mine:
-                for frames in self._replay_shard(groups[number], mine, gone):
+            topic_ids = {topic_id for topic_id, numbers in shards_of.items() if numbers[turn : turn + 1] == [number]}
+            if topic_ids:
+                for frames in self._replay_shard(groups[number], topic_ids, dropped):
                     done += frames
                     progress(REPLAYING_TOPICS, done, total)
         self._file = None
         for group in groups:
             group.replay.drop_cached_windows()
-        self._reserve_lost_seqs(groups, places)
-        for topic_id, each in gone.items():
-            if topic_id in self._cores or topic_id >= self._first_new_topic_id:
-                self._shared.removals.add_removal(each.to_removal())
-        made = sum(lost.frames for group in groups for lost in group.replay.losses if lost.may_contain(TOPIC_CREATE))
-        self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in places)]) + made
+        self._reserve_lost_seqs(groups, shards_of)
+        for topic_id, each in dropped.items():
+            if topic_id in self._topics or topic_id >= self._first_new_topic_id:
+                self._context.removals.add_removal(each.to_removal())
+        lost_creations = sum(
+            lost.frames for group in groups for lost in group.replay.losses if lost.may_contain(TOPIC_CREATE)
+        )
+        self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in shards_of)]) + lost_creations
 
-    def _frames_after_manifest(self, key: str, window: FrameWindow, topic_id: int, which: Ints) -> Ints:
-        """Those of a topic's frames that the manifest does not reflect already."""
-        fresh = self._fresh.get(key)
-        if fresh is None or window.file_number > fresh.file_number or topic_id in self._lagging:
-            return which
+    def _frames_after_manifest(self, key: str, window: FrameWindow, topic_id: int, numbers: Ints) -> Ints:
+        """Return the frames of a topic that the manifest does not cover."""
+        start = self._fresh.get(key)
+        if start is None or window.file_number > start.file_number or topic_id in self._lagging:
+            return numbers
         return (
-            which[window.frame_pos[which] + window.file_offset >= fresh.pos]
-            if window.file_number == fresh.file_number
-            else which[:0]
+            numbers[window.frame_pos[numbers] + window.file_offset >= start.pos]
+            if window.file_number == start.file_number
+            else numbers[:0]
         )
 
-    def _mark_dropped(self, gone: dict[int, _DroppedTopic]) -> None:
-        """Nothing else is replayed for a topic that was dropped in the end: its files may be gone already."""
-        for topic_id in gone:
-            core = self._cores.get(topic_id)
-            if core is not None:
-                core.is_dropped = True
-                core.quota.release(core.index.bytes)
+    def _mark_dropped(self, dropped: dict[int, _DroppedTopic]) -> None:
+        """Mark topics that were dropped in the end, which are not replayed: their files may be gone."""
+        for topic_id in dropped:
+            topic = self._topics.get(topic_id)
+            if topic is not None:
+                topic.is_dropped = True
+                topic.quota.release(topic.index.bytes)
 
-    def _replay_shard(self, group: ShardRecovery, mine: set[int], gone: dict[int, _DroppedTopic]) -> Iterator[int]:
-        """Apply the frames that a group has of these topics; yields their number for each topic of each window."""
+    def _replay_shard(
+        self, group: ShardRecovery, topic_ids: set[int], dropped: dict[int, _DroppedTopic]
+    ) -> Iterator[int]:
+        """Apply the frames of these topics; yields the number of frames for each topic of each window."""
         for window in group.replay.windows():
             path = file_path(group.replay.directory, window.file_number)
-            for topic_id, which in _group_by_topic(window):
-                if topic_id not in mine:
+            for topic_id, numbers in _group_by_topic(window):
+                if topic_id not in topic_ids:
                     continue
-                needed = self._frames_after_manifest(group.key, window, topic_id, which)
-                if len(needed) and topic_id in gone:
-                    gone[topic_id].add(window, needed)
+                needed = self._frames_after_manifest(group.key, window, topic_id, numbers)
+                if len(needed) and topic_id in dropped:
+                    dropped[topic_id].add(window, needed)
                 elif len(needed):
                     run = _TopicFrames(window, needed, path, group.replay.losses)
-                    for do in self._plan_events(topic_id, run):
-                        do()
-                yield len(which)
+                    for apply in self._plan_events(topic_id, run):
+                        apply()
+                yield len(numbers)
 
-    def _reserve_lost_seqs(self, groups: Sequence[ShardRecovery], places: dict[int, list[int]]) -> None:
-        """Seqs and ids that lost frames may have given out are not given again."""
+    def _reserve_lost_seqs(self, groups: Sequence[ShardRecovery], shards_of: dict[int, list[int]]) -> None:
+        """Reserve the seqs and lease ids that lost frames may have assigned."""
         for number, group in enumerate(groups):
             losses = group.replay.losses
             if not losses:
                 continue
-            for core in self._cores.values():
-                if core.is_dropped or number not in places.get(core.id, [number]):
+            for topic in self._topics.values():
+                if topic.is_dropped or number not in shards_of.get(topic.id, [number]):
                     continue
-                met = group.contents.topics.get(core.id, TopicContents())
-                most = sum(lost.records for lost in losses[met.last_record :])
-                if core.config.durability == "disk" and any(
-                    lost.may_contain(HEAD_WATERMARK) for lost in losses[met.last_reserved :]
+                contents = group.contents.topics.get(topic.id, TopicContents())
+                lost_max = sum(lost.records for lost in losses[contents.last_record :])
+                if topic.config.durability == "disk" and any(
+                    lost.may_contain(HEAD_WATERMARK) for lost in losses[contents.last_reserved :]
                 ):
-                    most += RESERVATION_MAX
-                if most:
-                    core.reserved_seq = max(core.reserved_seq, max(core.index.head, met.last) + most)
-                if core.queue_snapshot is not None and any(lost.may_contain(LEASE) for lost in losses):
-                    core.queue_snapshot.lease_id += LEASE_IDS_AHEAD
-                self._note_config_loss(core, losses, len(losses))
-                if core.is_config_uncertain:
+                    lost_max += RESERVATION_MAX
+                if lost_max:
+                    topic.reserved_seq = max(topic.reserved_seq, max(topic.index.head, contents.last) + lost_max)
+                if topic.queue_snapshot is not None and any(lost.may_contain(LEASE) for lost in losses):
+                    topic.queue_snapshot.lease_id += LEASE_IDS_AHEAD
+                self._note_config_loss(topic, losses, len(losses))
+                if topic.is_config_uncertain:
                     self._report.damage.append(
-                        f"{core.name}: a change of its settings may be lost; look at them before the next write"
+                        f"{topic.name}: a change of its settings may be lost; look at them before the next write"
                     )
 
     def _note_config_loss(self, topic: TopicState, losses: Sequence[LostRange], before: int) -> None:
-        """Whether a change of a topic's settings may be among what was lost since the last one that is there."""
-        since = losses[self._losses_before_config.get(topic.id, 0) : before]
-        topic.is_config_uncertain = topic.is_config_uncertain or any(lost.may_contain(*_CONFIG_KINDS) for lost in since)
+        """Record whether a config change may be lost since the last one that was replayed."""
+        later = losses[self._losses_before_config.get(topic.id, 0) : before]
+        topic.is_config_uncertain = topic.is_config_uncertain or any(lost.may_contain(*_CONFIG_KINDS) for lost in later)
 
     def _plan_events(self, topic_id: int, run: _TopicFrames) -> Iterator[Callable[[], None]]:
-        """What the frames of a topic come to, in order; records between two control frames are one."""
-        window, which = run.window, run.which
-        core = self._topic_for(topic_id, _decode_control_frame(window, int(which[0])))
-        if core is None:
+        """Yield the steps that apply the frames of a topic, in order; records between two control frames are one
+        step."""
+        window, numbers = run.window, run.which
+        topic = self._topic_for(topic_id, _decode_control_frame(window, int(numbers[0])))
+        if topic is None:
             return
         if window.losses_before:
-            self._note_config_loss(core, run.losses, window.losses_before)
-        kinds = window.headers["kind"][which]
-        keys = kinds == WRITE_KEY
-        records = (kinds == APPEND) | (kinds == APPEND_BATCH) | keys  # keyed writes are one run too
-        edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
+            self._note_config_loss(topic, run.losses, window.losses_before)
+        kinds = window.headers["kind"][numbers]
+        is_key = kinds == WRITE_KEY
+        is_record = (kinds == APPEND) | (kinds == APPEND_BATCH) | is_key  # keyed writes are one run
+        edges = (np.flatnonzero(is_record[1:] != is_record[:-1]) + 1).tolist()
         for lo, hi in pairwise([0, *edges, len(kinds)]):
-            if records[lo]:
-                if keys[lo:hi].any():
-                    yield partial(self._restore_keys, core, window, which[lo:hi], keys[lo:hi])
-                if not keys[lo:hi].all():
-                    yield partial(self._append_records, core, run._replace(which=which[lo:hi][~keys[lo:hi]]))
+            if is_record[lo]:
+                if is_key[lo:hi].any():
+                    yield partial(self._restore_keys, topic, window, numbers[lo:hi], is_key[lo:hi])
+                if not is_key[lo:hi].all():
+                    yield partial(self._append_records, topic, run._replace(which=numbers[lo:hi][~is_key[lo:hi]]))
                 continue
-            for place, at in enumerate(which[lo:hi].tolist(), lo):
-                body = _decode_control_frame(window, at)
+            for place, number in enumerate(numbers[lo:hi].tolist(), lo):
+                body = _decode_control_frame(window, number)
                 announced = _announced_seq(body)
-                if announced and not _records_follow(window, which[place + 1 :], announced):
-                    continue  # the write broke off after it
+                if announced and not _records_follow(window, numbers[place + 1 :], announced):
+                    continue  # a torn write: its records are missing
                 if isinstance(body, control_frames.TopicCreate | control_frames.ConfigUpdate):
-                    self._losses_before_config[core.id], core.is_config_uncertain = window.losses_before, False
-                head = window.headers[at]
-                seq = int(head["seq"])
-                if isinstance(body, control_frames.ConfigUpdate) and not seq:  # as earlier builds wrote them
-                    seq = _seq_before_next(window, which[place + 1 :])
-                yield partial(_apply_control_frame, core, body, seq, int(head["ts_ms"]))
+                    self._losses_before_config[topic.id], topic.is_config_uncertain = window.losses_before, False
+                header = window.headers[number]
+                seq = int(header["seq"])
+                if isinstance(body, control_frames.ConfigUpdate) and not seq:  # format of earlier builds
+                    seq = _seq_before_next(window, numbers[place + 1 :])
+                yield partial(_apply_control_frame, topic, body, seq, int(header["ts_ms"]))
 
     def _topic_for(self, topic_id: int, body: control_frames.Body | None) -> TopicState | None:
-        """The topic a frame is about; None where it was dropped before the manifest was made."""
-        core = self._cores.get(topic_id)
-        if core is None and topic_id >= self._first_new_topic_id:
+        """Return the topic of a frame; None if it was dropped before the manifest was saved."""
+        topic = self._topics.get(topic_id)
+        if topic is None and topic_id >= self._first_new_topic_id:
             if isinstance(body, control_frames.TopicCreate):
-                core = TopicState(self._shared, topic_id, body.name, TopicConfig.from_json(body.config))
+                topic = TopicState(self._context, topic_id, body.name, TopicConfig.from_json(body.config))
             else:
                 name = provisional_name(topic_id)
-                core = TopicState(self._shared, topic_id, name, TopicConfig())
-                self._report.damage.append(
-                    f"topic {topic_id} was never created in what is left; it is served as {name}"
-                )
-            self._cores[topic_id] = core
-        return core
+                topic = TopicState(self._context, topic_id, name, TopicConfig())
+                self._report.damage.append(f"topic {topic_id}: its creation is lost; it is served as {name}")
+            self._topics[topic_id] = topic
+        return topic
 
-    def _restore_keys(self, topic: TopicState, window: FrameWindow, which: Ints, keys: NDArray[np.bool_]) -> None:
-        """Idempotency keys of a run of records: each counts if its records follow it, which are one chain, whole or
-        absent, in the same window."""
-        places = np.flatnonzero(keys)
-        places = places[places + 1 < len(which)]
-        seqs, times = window.headers["seq"][which], window.headers["ts_ms"][which]
-        found = []
-        for place in places[~keys[places + 1]].tolist():
-            body = _decode_control_frame(window, int(which[place]))
-            assert isinstance(body, control_frames.WriteKey), "that is its kind"
+    def _restore_keys(self, topic: TopicState, window: FrameWindow, numbers: Ints, is_key: NDArray[np.bool_]) -> None:
+        """Restore idempotency keys of a run of records: a key counts if its records follow it, complete, in the same
+        window."""
+        places = np.flatnonzero(is_key)
+        places = places[places + 1 < len(numbers)]
+        seqs, times = window.headers["seq"][numbers], window.headers["ts_ms"][numbers]
+        keys = []
+        for place in places[~is_key[places + 1]].tolist():
+            body = _decode_control_frame(window, int(numbers[place]))
+            assert isinstance(body, control_frames.WriteKey), "by its kind"
             if int(seqs[place + 1]) == body.first:
-                found.append((body.key, body.first, body.last, int(times[place])))
-        idempotency.restore_keys(topic.idempotency_window, found, self._shared.clock)
+                keys.append((body.key, body.first, body.last, int(times[place])))
+        idempotency.restore_keys(topic.idempotency_window, keys, self._context.clock)
 
     def _append_records(self, topic: TopicState, run: _TopicFrames) -> None:
-        """Records of one topic, frame after frame, that the manifest does not hold yet."""
+        """Add the records of one topic that the manifest does not hold."""
         if topic.is_dropped:
             return
         index, limits, window = topic.index, topic.context.limits, run.window
-        which = self._trusted_frames(topic, run)
-        if not len(which):
+        numbers = self._trusted_frames(topic, run)
+        if not len(numbers):
             return
-        at, heads = window.frame_pos[which], window.headers[which]
-        rows = scan.decode_records(window.buf, at, heads)
-        starts = rows.frame_pos.searchsorted(at)
-        counts = np.empty(len(at), np.int64)
+        starts_at, headers = window.frame_pos[numbers], window.headers[numbers]
+        rows = scan.decode_records(window.buf, starts_at, headers)
+        starts = rows.frame_pos.searchsorted(starts_at)
+        counts = np.empty(len(starts_at), np.int64)
         counts[:-1], counts[-1] = starts[1:] - starts[:-1], len(rows) - starts[-1]
-        first = heads["seq"].astype(np.int64)
-        fresh = np.flatnonzero(first + counts - 1 > index.head)
+        first = headers["seq"].astype(np.int64)
+        new = np.flatnonzero(first + counts - 1 > index.head)
         if (
             window.losses_before > self._losses_before_record.get(topic.id, 0)
-            and len(fresh)
-            and int(first[fresh[0]]) > index.head + 1
+            and len(new)
+            and int(first[new[0]]) > index.head + 1
         ):
-            topic.lost_ranges.append((index.head + 1, int(first[fresh[0]]) - 1))
+            topic.lost_ranges.append((index.head + 1, int(first[new[0]]) - 1))
         self._losses_before_record[topic.id] = window.losses_before
-        if not len(fresh):
+        if not len(new):
             return
-        skip = int(fresh[0])  # seqs rise, so what is known already comes first
+        skip = int(new[0])  # seqs ascend, so known records come first
         weights = np.zeros(len(rows) + 1, np.int64)
-        _row_weights(rows).cumsum(out=weights[1:])
-        ends = at + heads["frame_len"].astype(np.int64) + 4
-        last = (heads["flags"] & MORE) == 0  # of a caller's batch
-        jump = np.ones(len(at), np.bool_)
-        jump[:-1] = first[1:] != first[:-1] + counts[:-1]
-        records, spent = counts.cumsum(), (ends - at).cumsum()
-        jumps, lasts = np.flatnonzero(jump), np.flatnonzero(last)
+        rows.record_bytes().cumsum(out=weights[1:])
+        ends = starts_at + headers["frame_len"].astype(np.int64) + 4
+        ends_batch = (headers["flags"] & MORE) == 0  # last frame of a batch
+        jumps_after = np.ones(len(starts_at), np.bool_)
+        jumps_after[:-1] = first[1:] != first[:-1] + counts[:-1]
+        records, spent = counts.cumsum(), (ends - starts_at).cumsum()
+        jumps, lasts = np.flatnonzero(jumps_after), np.flatnonzero(ends_batch)
         lo = skip
-        while lo < len(at):
-            block = index.open_memtable(int(first[lo]), persistent=True)
-            before = int(records[lo] - counts[lo]), int(spent[lo] - (ends[lo] - at[lo]))
-            room = limits.segment_events_max - (block.stop - block.segment)
-            room_bytes = limits.segment_bytes_max - (block.origin + block.size)
-            # Both only rise, so the frame that fills the segment is searched for and not all of them are compared.
-            full = min(int(records.searchsorted(before[0] + room)), int(spent.searchsorted(before[1] + room_bytes)))
-            stops = (jumps[jumps.searchsorted(lo) :][:1], lasts[lasts.searchsorted(max(full, lo)) :][:1])
-            hi = int(np.concatenate(stops).min()) + 1  # the last frame of all jumps
-            row_lo, row_hi = int(starts[lo]), int(starts[hi]) if hi < len(at) else len(rows)
+        while lo < len(starts_at):
+            memtable = index.open_memtable(int(first[lo]), persistent=True)
+            before = int(records[lo] - counts[lo]), int(spent[lo] - (ends[lo] - starts_at[lo]))
+            records_left = limits.segment_events_max - (memtable.stop - memtable.segment)
+            bytes_left = limits.segment_bytes_max - (memtable.origin + memtable.size)
+            # Both ascend, so the frame that fills the segment is found by binary search.
+            full_at = min(
+                int(records.searchsorted(before[0] + records_left)), int(spent.searchsorted(before[1] + bytes_left))
+            )
+            stops = (jumps[jumps.searchsorted(lo) :][:1], lasts[lasts.searchsorted(max(full_at, lo)) :][:1])
+            hi = int(np.concatenate(stops).min()) + 1  # the last frame counts as a jump
+            row_lo, row_hi = int(starts[lo]), int(starts[hi]) if hi < len(starts_at) else len(rows)
             weight = int(weights[row_hi] - weights[row_lo])
             topic.quota.acquire_unchecked(weight)
-            times = int(heads["ts_ms"][lo]), int(heads["ts_ms"][hi - 1])
+            times = int(headers["ts_ms"][lo]), int(headers["ts_ms"][hi - 1])
             size = int(spent[hi - 1]) - before[1]
             if size <= self._memory_left or size < _WAL_RANGE_BYTES_MIN:
                 self._memory_left -= size
-                frames = _copy_frames(window.buf, at[lo:hi], ends[lo:hi])
+                frames = _copy_frames(window.buf, starts_at[lo:hi], ends[lo:hi])
                 count = row_hi - row_lo
                 index.publish(int(first[lo]), frames, count, weight, times[0], persistent=True, last_ts=times[1])
             else:
-                sizes = ends[lo:hi] - at[lo:hi]
-                entries = _build_index(rows.slice(row_lo, row_hi), block.origin + block.size, sizes, counts[lo:hi])
-                pieces = _wal_ranges(self._open_file(run.path), at[lo:hi] + window.file_offset, sizes)
+                sizes = ends[lo:hi] - starts_at[lo:hi]
+                entries = _build_index(
+                    rows.slice(row_lo, row_hi), memtable.origin + memtable.size, sizes, counts[lo:hi]
+                )
+                pieces = _wal_ranges(self._open_file(run.path), starts_at[lo:hi] + window.file_offset, sizes)
                 index.publish_indexed(int(first[lo]), pieces, entries, row_hi - row_lo, weight, *times)
-            if hi > full:
+            if hi > full_at:
                 index.roll_segment()
             topic.enforce_caps()
             lo = hi
 
     def _trusted_frames(self, topic: TopicState, run: _TopicFrames) -> Ints:
-        """Its frames without those that may be the rest of a batch that lost its beginning. A batch that follows the
-        topic's head is none: nothing of this topic was lost before it."""
-        window, which = run.window, run.which
-        doubtful = which[which < window.doubtful]
+        """Return its frames without those that may be the rest of a batch that lost its beginning. A batch that follows
+        the topic's head is complete: nothing of this topic was lost before it."""
+        window, numbers = run.window, run.which
+        doubtful = numbers[numbers < window.doubtful]
         if not len(doubtful) or int(window.headers["seq"][doubtful[0]]) <= topic.index.head + 1:
-            return which
+            return numbers
         rows = scan.decode_records(window.buf, window.frame_pos[doubtful], window.headers[doubtful])
         first, last = int(rows.seq[0]), int(rows.seq[-1])
         topic.reserved_seq = max(topic.reserved_seq, last)
         topic.damage.append(f"{topic.name}: seqs {first} to {last} may be the rest of a batch that is lost; not served")
-        return which[len(doubtful) :]
+        return numbers[len(doubtful) :]
 
     def _open_file(self, path: str) -> File:
         if self._file is None or self._file.path != path:
-            self._file = self._shared.disk.open(path)
+            self._file = self._context.disk.open(path)
         return self._file
 
 
@@ -466,36 +472,32 @@ def provisional_name(topic_id: int) -> str:
 
 
 def _decode_control_frame(window: FrameWindow, number: int) -> Body | None:
-    """What a control frame says; None for records."""
-    found = frame.read_frame(window.buf, int(window.frame_pos[number]), len(window.buf), check=False)
-    assert isinstance(found, frame.Frame), "a survey passes only frames"
-    if found.kind in (APPEND, APPEND_BATCH):
+    """Decode a control frame; None for records."""
+    parsed = frame.read_frame(window.buf, int(window.frame_pos[number]), len(window.buf), check=False)
+    assert isinstance(parsed, frame.Frame), "replay yields valid frames only"
+    if parsed.kind in (APPEND, APPEND_BATCH):
         return None
-    return control_frames.decode(found.kind, memoryview(window.buf)[found.data_pos : found.data_end])
-
-
-def _row_weights(rows: Rows) -> Ints:
-    return rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
+    return control_frames.decode(parsed.kind, memoryview(window.buf)[parsed.data_pos : parsed.data_end])
 
 
 def _build_index(rows: Rows, origin: int, sizes: Ints, counts: Ints) -> bytes:
-    """The index of records whose frames, of these sizes, are back to back from `origin` on."""
+    """Build the index of records whose frames, of these sizes, are adjacent from `origin` on."""
     entries = segment_index.build_entries(rows, int(rows.seq[0]), int(rows.seq[-1]) + 1, frame.U32_MAX)
     entries["frame_offset"] = np.repeat(origin + sizes.cumsum() - sizes, counts)
     return entries.tobytes()
 
 
 def _wal_ranges(file: File, starts: Ints, sizes: Ints) -> list[WalRange]:
-    """Frames of a file as pieces of about `_PIECE_BYTES`."""
+    """Return frames of a file as pieces of about `_PIECE_BYTES`."""
     pieces: list[WalRange] = []
     edges = np.flatnonzero(np.diff(sizes.cumsum() // _PIECE_BYTES)) + 1
     for lo, hi in pairwise([0, *edges.tolist(), len(starts)]):
-        at, size = starts[lo:hi], sizes[lo:hi]
-        total = int(size.sum())
-        if int(at[-1] + size[-1] - at[0]) == total:
-            pieces.append(WalRange(file, int(at[0]), total))
+        piece_starts, piece_sizes = starts[lo:hi], sizes[lo:hi]
+        total = int(piece_sizes.sum())
+        if int(piece_starts[-1] + piece_sizes[-1] - piece_starts[0]) == total:
+            pieces.append(WalRange(file, int(piece_starts[0]), total))
         else:
-            pieces.append(GatheredRange.from_frames(file, at.copy(), size))
+            pieces.append(GatheredRange.from_frames(file, piece_starts.copy(), piece_sizes))
     return pieces
 
 
@@ -510,7 +512,7 @@ def _apply_control_frame(topic: TopicState, body: Body | None, seq: int, ts_ms: 
             if (config.durability == "ephemeral") != topic.is_ephemeral:
                 topic.index.roll_segment()
             topic.config = config
-            topic.enforce_caps(seq)  # of the records that were there then: the snapshot may hold later ones
+            topic.enforce_caps(seq)  # for the records up to then: the snapshot may hold later ones
         case control_frames.Delete():
             try:
                 delete.replay_delete(topic, body, seq, ts_ms)
@@ -530,11 +532,11 @@ def _apply_control_frame(topic: TopicState, body: Body | None, seq: int, ts_ms: 
         case control_frames.RouterCreate() | control_frames.RouterDelete() | control_frames.Forward():
             recovery.replay_router_frame(topic, body, seq)
         case _:
-            pass  # of parts of the engine that are not about records
+            pass  # frames without effect on topics
 
 
 def _announced_seq(body: Body | None) -> int:
-    """The first seq of the records that have to follow a frame for it to count; 0 where none have to."""
+    """Return the first seq of the records that must follow a frame for it to count; 0 if none must."""
     match body:
         case control_frames.NumberedBatch():
             return body.first
@@ -545,19 +547,20 @@ def _announced_seq(body: Body | None) -> int:
 
 
 def _records_follow(window: FrameWindow, rest: Ints, first: int) -> bool:
-    """Whether the records from `first` on are there. They are one chain, whole or absent, in the same window."""
-    head = window.headers[rest[0]] if len(rest) else None
-    return head is not None and int(head["kind"]) in (APPEND, APPEND_BATCH) and int(head["seq"]) == first
+    """Whether the records from `first` on are there. They are one chain, complete or absent, in the same window."""
+    header = window.headers[rest[0]] if len(rest) else None
+    return header is not None and int(header["kind"]) in (APPEND, APPEND_BATCH) and int(header["seq"]) == first
 
 
 def _seq_before_next(window: FrameWindow, rest: Ints) -> int:
-    """The seq before the next record of a topic; 0 where the window has none: then nothing is known."""
+    """Return the seq before the next record of a topic; 0 if the window has none."""
     kinds = window.headers["kind"][rest]
-    found = rest[(kinds == APPEND) | (kinds == APPEND_BATCH)][:1]
-    return int(window.headers["seq"][found[0]]) - 1 if len(found) else 0
+    next_record = rest[(kinds == APPEND) | (kinds == APPEND_BATCH)][:1]
+    return int(window.headers["seq"][next_record[0]]) - 1 if len(next_record) else 0
 
 
 def _group_by_topic(window: FrameWindow) -> Iterator[tuple[int, Ints]]:
+    """Yield each topic id with the numbers of its frames."""
     ids = window.headers["topic_id"]
     if not len(ids):
         return
@@ -568,28 +571,28 @@ def _group_by_topic(window: FrameWindow) -> Iterator[tuple[int, Ints]]:
 
 
 def _apply_floor(topic: TopicState, body: control_frames.EvictWatermark) -> None:
-    """A floor that somebody was shown. Records that were lost with the tail are padded in later: see `_finish`."""
-    index, floors = topic.index, topic.replayed_watermarks
+    """Apply a logged floor. Records lost with the tail are padded later (`_finish_topic`)."""
+    index, known = topic.index, topic.replayed_watermarks
     ttl, cap = body.expiry_floor - 1, body.evict_floor - 1 if body.evict_floor > body.expiry_floor else 0
-    topic.replayed_watermarks = Watermarks(max(floors.cap, cap), max(floors.ttl, ttl), floors.source)
+    topic.replayed_watermarks = Watermarks(max(known.cap, cap), max(known.ttl, ttl), known.source)
     marks: tuple[tuple[RemovalCause, int], ...] = (("ttl", ttl), ("cap", cap))
     for cause, mark in marks:
         topic.evict(min(mark + 1, index.head + 1), cause)
 
 
-def _copy_frames(buf: bytes, at: Ints, ends: Ints) -> list[bytes]:
-    """The bytes of these frames: one piece for each stretch in which they lie back to back."""
-    apart = at[1:] != ends[:-1]
-    if not apart.any():
-        return [buf[int(at[0]) : int(ends[-1])]]
-    starts, stops = [int(at[0]), *at[1:][apart].tolist()], [*ends[:-1][apart].tolist(), int(ends[-1])]
+def _copy_frames(buf: bytes, begins: Ints, ends: Ints) -> list[bytes]:
+    """Copy the bytes of these frames: one piece for each run of adjacent frames."""
+    is_apart = begins[1:] != ends[:-1]
+    if not is_apart.any():
+        return [buf[int(begins[0]) : int(ends[-1])]]
+    starts, stops = [int(begins[0]), *begins[1:][is_apart].tolist()], [*ends[:-1][is_apart].tolist(), int(ends[-1])]
     return [buf[lo:hi] for lo, hi in zip(starts, stops, strict=True)]
 
 
 class MissingBytes(NamedTuple):
     """Bytes of a segment that the manifest names and the disk does not have."""
 
-    core: TopicState
+    topic: TopicState
     where: str
     reason: str
 
@@ -599,93 +602,83 @@ class RecoveredTopics(NamedTuple):
     next_topic_id: int
     groups: list[ShardRecovery]
     loaded: LoadedManifest
-    has_truncated_source: bool  # a source of routers ends before their cursors
+    has_truncated_source: bool  # a router's source ends before its cursor
 
 
 def recover(context: EngineContext, report: RecoveryReport, progress: Progress, *, writable: bool) -> RecoveredTopics:
-    """Passes 1 to 5."""
+    """Run passes 1 to 5."""
     loaded = manifest.load_newest(context.disk, context.root)
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     missing: list[MissingBytes] = []
-    cores = {row.id: _restore_topic(context, row, missing) for row in loaded.manifest.topics}
+    topics_by_id = {row.id: _restore_topic(context, row, missing) for row in loaded.manifest.topics}
     groups = _read_shards(context, loaded, report, progress)
-    recovery.restore_from_manifest(cores, loaded.manifest)
-    replayed = TopicReplayer(context, cores, loaded.manifest, report)
+    recovery.restore_from_manifest(topics_by_id, loaded.manifest)
+    replayed = TopicReplayer(context, topics_by_id, loaded.manifest, report)
     context.is_replaying = context.removals.is_recovering = True
     replayed.run(groups, progress)
     context.is_replaying = False
     topics: dict[str, TopicState] = {}
-    for core in sorted(cores.values(), key=lambda core: core.id):
-        if core.is_dropped:
-            context.health.forget_topic(core.id)
+    for topic in sorted(topics_by_id.values(), key=lambda topic: topic.id):
+        if topic.is_dropped:
+            context.health.forget_topic(topic.id)
             continue
-        if core.name in topics:
-            report.damage.append(f"two topics are called {core.name!r}: the older one is not served")
-        topics[core.name] = core
-        report.damage += core.damage
-        if core.lost_ranges:
-            report.lost_seqs[core.name] = core.lost_ranges
-        _finish_topic(core, report, writable=writable)
-    for each in missing:
-        if not each.core.is_dropped:  # a drop removes files that the manifest still names
-            each.core.report_corruption(each.where, each.reason)
-    shorter = recovery.link_forwarders(cores, report, writable=writable)
+        if topic.name in topics:
+            report.damage.append(f"two topics are called {topic.name!r}: the older one is not served")
+        topics[topic.name] = topic
+        report.damage += topic.damage
+        if topic.lost_ranges:
+            report.lost_seqs[topic.name] = topic.lost_ranges
+        _finish_topic(topic, report, writable=writable)
+    for place in missing:
+        if not place.topic.is_dropped:  # a drop removes files before the next manifest
+            place.topic.report_corruption(place.where, place.reason)
+    has_truncated_source = recovery.link_forwarders(topics_by_id, report, writable=writable)
     report.topics = len(topics)
-    return RecoveredTopics(topics, replayed.next_id, groups, loaded, shorter)
+    return RecoveredTopics(topics, replayed.next_id, groups, loaded, has_truncated_source)
 
 
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
 
 
 def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingBytes]) -> TopicState:
-    core = TopicState(context, row.id, row.name, TopicConfig.from_json(row.config))
-    index, home = core.index, context.segment_files(row.id)
+    """Restore a topic from its manifest row."""
+    topic = TopicState(context, row.id, row.name, TopicConfig.from_json(row.config))
+    index, files = topic.index, context.segment_files(row.id)
     for segment in row.segments:
-        part = Segment(
-            home,
-            segment.base,
-            segment.stop,
-            segment.size,
-            live=segment.live,
-            live_bytes=segment.live_bytes,
-            first_ts=segment.first_ts,
-            last_ts=segment.last_ts,
-            sealed=segment.sealed,
-            unproven=segment.unproven,
-        )
+        part = Segment.from_row(files, segment)
         index.parts.append(part)
-        found = _check_segment_files(context.disk, part)
-        if segment.unproven and not found:
-            found = [f"{home.path(part.base, '.data')} was sealed without a footer: not all of its frames verify"]
-        missing += [MissingBytes(core, home.path(part.base, ".data"), said) for said in found]
-        core.damage += found
+        problems = _check_segment_files(context.disk, part)
+        if segment.unproven and not problems:
+            problems = [f"{files.path(part.base, '.data')} was sealed without a footer: not all of its frames verify"]
+        missing += [MissingBytes(topic, files.path(part.base, ".data"), problem) for problem in problems]
+        topic.damage += problems
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.watermarks = Watermarks(row.cap_mark, row.ttl_mark, row.source_mark)
-    core.durable_floor = index.evict_floor
-    core.durable_seq = row.head
+    topic.durable_floor = index.evict_floor
+    topic.durable_seq = row.head
     index.deleted_ranges, index.trimmed_ranges = list(row.ghosts), list(row.trims)
-    core.reserved_seq, core.delete_count = row.reserved, row.removals
-    core.groups = {each.group: GroupCursorState(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
-    core.had_retention_hold = core.persists_floors = row.guarded
-    core.producer_batches = idempotency.decode_producers(row.writers)
-    idempotency.restore_keys(core.idempotency_window, row.keys, context.clock)
-    core.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
+    topic.reserved_seq, topic.delete_count = row.reserved, row.removals
+    topic.groups = {group.group: GroupCursorState(group.seq, group.ts_ms, group.hold_bytes) for group in row.consumers}
+    topic.had_retention_hold = topic.persists_floors = row.guarded
+    topic.producer_batches = idempotency.decode_producers(row.writers)
+    idempotency.restore_keys(topic.idempotency_window, row.keys, context.clock)
+    topic.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
     try:
         for each in index.parts:
             if isinstance(each, Segment):
                 each.recount_live()
         index.count, index.bytes = index.measure(index.earliest, index.head + 1)
-        index.skip_deleted()  # an ephemeral topic has lost its records and keeps its head
+        index.skip_deleted()  # an ephemeral topic lost its records and keeps its head
     except Corrupt as error:
-        core.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
+        topic.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live_records for part in live), sum(part.live_bytes for part in live)
-    core.quota.acquire_unchecked(index.bytes)
-    return core
+    topic.quota.acquire_unchecked(index.bytes)
+    return topic
 
 
 def _check_segment_files(disk: Disk, part: Segment) -> list[str]:
-    """A cheap look at the files of a segment: what is missing. A lost index is made again from the data."""
+    """Check the file sizes of a segment and return what is missing. A lost index is rebuilt from the data."""
     data, index = (disk.stat(part.files.path(part.base, suffix)) for suffix in (".data", ".idx"))
     path = part.files.path(part.base, ".data")
     if data is None or data.size < part.size:
@@ -696,19 +689,19 @@ def _check_segment_files(disk: Disk, part: Segment) -> list[str]:
 
 
 def _finish_topic(topic: TopicState, report: RecoveryReport, *, writable: bool) -> None:
-    """5. What was reserved is taken, what was lost stays lost."""
+    """Pass 5: reserved seqs become holes, logged floors are applied."""
     index = topic.index
     if writable and topic.reserved_seq > index.head:
         report.padded[topic.name] = topic.reserved_seq - index.head
         index.reserve_up_to(topic.reserved_seq)
-    told: tuple[tuple[RemovalCause, int], ...] = (
+    floors: tuple[tuple[RemovalCause, int], ...] = (
         ("ttl", topic.replayed_watermarks.ttl),
         ("cap", topic.replayed_watermarks.cap),
     )
-    for cause, floor in told:
+    for cause, floor in floors:
         topic.evict(min(floor + 1, index.head + 1), cause)
-    # What the manifest and frames say, and not what was worked out from records: the next replay may find another one,
-    # by the cursors of a group or by deletion vectors that are newer than what it begins with.
+    # The floor from the manifest and frames, not the one derived from records: the next replay may derive another one,
+    # from the cursors of a group or from deletion vectors that are newer than its start.
     topic.durable_floor = max(topic.durable_floor, min(topic.replayed_watermarks.evict_floor, index.head + 1))
     if not topic.is_config_uncertain:
         topic.enforce_caps()
@@ -718,45 +711,50 @@ def _finish_topic(topic: TopicState, report: RecoveryReport, *, writable: bool) 
     cursors.clamp_cursors(topic)
 
 
-# ── 3  the groups of the WAL ──────────────────────────────────────────────────────────────────────
+# ── 3  WAL shards ──────────────────────────────────────────────────────────────────────
 
 
 def replay_start(loaded: LoadedManifest, key: str) -> Position | None:
-    """Where the manifest says that replay of a group begins; None: it does not know the group."""
+    """Return where the manifest starts replay of a shard; None: it does not know the shard."""
     return next((Position(row.first, row.pos) for row in loaded.manifest.groups if row.key == key), None)
 
 
 def first_file_number(loaded: LoadedManifest, groups: Sequence[ShardRecovery], key: str) -> int:
-    """The number of the first file of a group that has none. Groups of the first number of shards start at 1 and no
-    others do: without a manifest that tells whether something is missing that only a manifest knew. As long as no
-    group has had a frame this is the beginning: their files were empty, and `cut` has removed them."""
-    begin = replay_start(loaded, key)
-    if begin is not None:
-        return begin.file_number  # nothing was written to it: a file that held frames would be known to be absent
+    """Return the number of the first file of a shard without files.
+
+    Shards of the first shard count start at 1 and no others do: without a manifest, this shows whether something is
+    missing that only a manifest knew. As long as no shard had a frame this is the beginning: their empty files were
+    removed.
+    """
+    start = replay_start(loaded, key)
+    if start is not None:
+        return start.file_number  # a file with frames would be known as missing
     if loaded.number:
         return 2
     if all(group.replay.next_file_number == 1 for group in groups):
         return 1
-    ones = {group.key for group in groups if group.replay.file_numbers[:1] == [1]}
-    return 1 if key in _first_shard_layout(ones) else 2
+    first_keys = {group.key for group in groups if group.replay.file_numbers[:1] == [1]}
+    return 1 if key in _first_shard_layout(first_keys) else 2
 
 
-def _first_shard_layout(ones: set[str]) -> list[str]:
-    """The groups of the first number of shards, of which these are some; the others had no frame when they were let
-    go of, which is done lowest first."""
-    if paths.SINGLE_SHARD_KEY in ones:
+def _first_shard_layout(first_keys: set[str]) -> list[str]:
+    """Return the shards of the first shard count, of which these are some; the others were removed without frames,
+    lowest first."""
+    if paths.SINGLE_SHARD_KEY in first_keys:
         return [paths.SINGLE_SHARD_KEY]
-    return paths.shard_keys(100)[: max(int(key.removeprefix("shard-")) for key in ones) + 1]
+    return paths.shard_keys(100)[: max(int(key.removeprefix("shard-")) for key in first_keys) + 1]
 
 
-def _has_whole_wal(keys: Sequence[str], begun: dict[str, int]) -> bool:
-    """Whether the groups, by the numbers of their first files, are all there ever were, from the first frame on: those
-    of the first number of shards start at 1, and they are let go of lowest first. One without files has no frame."""
-    ones = {key for key, number in begun.items() if number == 1}
-    if max(begun.values(), default=1) > 2 or not ones:
+def _has_whole_wal(keys: Sequence[str], first_numbers: dict[str, int]) -> bool:
+    """Whether the shards, by the numbers of their first files, are complete from the first frame on: those of the first
+    shard count start at 1 and are removed lowest first. A shard without files has no frame."""
+    first_keys = {key for key, number in first_numbers.items() if number == 1}
+    if max(first_numbers.values(), default=1) > 2 or not first_keys:
         return False
-    first_layout = _first_shard_layout(ones)
-    return ones <= {*first_layout} and all(key in ones or (key in keys and key not in begun) for key in first_layout)
+    first_layout = _first_shard_layout(first_keys)
+    return first_keys <= {*first_layout} and all(
+        key in first_keys or (key in keys and key not in first_numbers) for key in first_layout
+    )
 
 
 def _read_shards(
@@ -764,13 +762,15 @@ def _read_shards(
 ) -> list[ShardRecovery]:
     wal = join(context.root, WAL_DIR)
     keys = paths.list_shard_keys(context.disk, wal)
-    begun = {
+    first_numbers = {
         key: number for key in keys if (number := _oldest_file_number(context.disk, paths.shard_directory(wal, key)))
     }
-    keys += [row.key for row in loaded.manifest.groups if row.pos and row.key not in keys]  # all of it is gone
+    keys += [row.key for row in loaded.manifest.groups if row.pos and row.key not in keys]  # all its files are gone
     topics = join(context.root, TOPICS_DIR)
-    used = begun or loaded.skipped or (context.disk.stat(topics) is not None and context.disk.list_dir(topics))
-    if not loaded.number and used and not _has_whole_wal(keys, begun):
+    is_used = (
+        first_numbers or loaded.skipped or (context.disk.stat(topics) is not None and context.disk.list_dir(topics))
+    )
+    if not loaded.number and is_used and not _has_whole_wal(keys, first_numbers):
         raise Damaged(
             f"{context.root}: no snapshot reads and the WAL does not go back to the beginning; nothing was changed, "
             f"restore {manifest.MANIFEST_DIR}/ from a copy"
@@ -778,7 +778,7 @@ def _read_shards(
     groups = []
     for number, key in enumerate(keys):
         directory = paths.shard_directory(wal, key)
-        unknown = Position(2 if begun.get(key) == 2 else 1, 0)  # none of its files can have been let go of
+        unknown = Position(2 if first_numbers.get(key) == 2 else 1, 0)  # none of its files can have been removed
         start = replay_start(loaded, key) or unknown
         replay, contents = replay_shard(context.disk, directory, start), ShardContents()
         for window in replay:
@@ -787,37 +787,37 @@ def _read_shards(
         _report_shard(report, key or WAL_DIR, replay)
         groups.append(ShardRecovery(key, replay, contents))
     for group in groups:
-        at, absent = replay_start(loaded, group.key), group.replay.missing_file
-        told = absent is not None and at is not None and absent.file_number == at.file_number
-        if at is None or not at.pos or at.file_number in group.replay.file_numbers or told:
+        begin, missing = replay_start(loaded, group.key), group.replay.missing_file
+        is_reported = missing is not None and begin is not None and missing.file_number == begin.file_number
+        if begin is None or not begin.pos or begin.file_number in group.replay.file_numbers or is_reported:
             continue
         report.damage.append(
-            f"{group.key or WAL_DIR}/{paths.file_name(at.file_number)} is missing, replay begins in it"
+            f"{group.key or WAL_DIR}/{paths.file_name(begin.file_number)} is missing, replay begins in it"
         )
         report.lost = True
     return groups
 
 
 def _oldest_file_number(disk: Disk, directory: str) -> int | None:
-    """The number of the oldest file of a group, there or lost."""
-    found = paths.list_file_numbers(disk, directory)
-    said = paths.proven_current(disk, directory)
-    return found[0] if found else said and said.first
+    """Return the number of the oldest file of a shard, present or lost."""
+    numbers = paths.list_file_numbers(disk, directory)
+    proven = paths.proven_current(disk, directory)
+    return numbers[0] if numbers else proven and proven.first
 
 
 def _report_shard(report: RecoveryReport, key: str, replay: Replay) -> None:
-    """What of a group was not replayed, byte for byte."""
-    cut = replay.torn_tail
-    if cut is not None:
-        said = f"{key}/{cut.file} at byte {cut.pos}, {cut.size} bytes: {cut.reason}"
-        follow = f"; {cut.frames} frames that read follow it, of which no sync is known: kept in quarantine"
-        report.cut.append(said + follow * bool(cut.frames))
+    """Report what of a shard was not replayed, byte for byte."""
+    torn = replay.torn_tail
+    if torn is not None:
+        text = f"{key}/{torn.file} at byte {torn.pos}, {torn.size} bytes: {torn.reason}"
+        note = f"; {torn.frames} frames that read follow it, of which no sync is known: kept in quarantine"
+        report.cut.append(text + note * bool(torn.frames))
     for lost in replay.losses:
         if lost.file:
-            said = f"{key}/{lost.file} at byte {lost.pos}, {lost.end - lost.pos} bytes that were synced: {lost.reason}"
-            report.damage.append(said)
-    if (absent := replay.missing_file) is not None:
-        said = f"{key}/{paths.file_name(absent.file_number)} is missing: {absent.reason}; all that was in it is lost"
-        report.damage.append(said)
+            text = f"{key}/{lost.file} at byte {lost.pos}, {lost.end - lost.pos} bytes that were synced: {lost.reason}"
+            report.damage.append(text)
+    if (missing := replay.missing_file) is not None:
+        text = f"{key}/{paths.file_name(missing.file_number)} is missing: {missing.reason}; all that was in it is lost"
+        report.damage.append(text)
     report.damage += [f"{key}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing_frames]
     report.lost |= bool(replay.losses)

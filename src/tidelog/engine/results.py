@@ -1,7 +1,4 @@
-"""What the engine answers. No behaviour beyond arithmetic on their own fields.
-
-What opening an engine found and did.
-"""
+"""Return types of the engine, and the report of an opening. No behaviour beyond arithmetic on their own fields."""
 
 from __future__ import annotations
 
@@ -28,15 +25,15 @@ class Record(NamedTuple):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """A write that was acknowledged under its topic's class."""
+    """An acknowledged write."""
 
     first_seq: int
     last_seq: int
     head_seq: int
-    deduped: bool = False  # its key was seen before: these are the seqs of that write, nothing was written now
-    write_us: int = 0  # what its commit batch took to be written
-    sync_us: int = 0  # and to be synced, where its class asks for that
-    held_us: int = 0  # how long it was held back before that, because the machine did not keep up
+    deduped: bool = False  # its key was known: these are the seqs of the first write, nothing was written now
+    write_us: int = 0  # duration of the write of its commit batch
+    sync_us: int = 0  # duration of its sync, if the class needs one
+    held_us: int = 0  # delay before that, because the disk did not keep up
 
     @property
     def seqs(self) -> range:
@@ -47,7 +44,7 @@ class Appended(msgspec.Struct, frozen=True):
         return self.last_seq - self.first_seq + 1
 
     def slice(self, offset: int, count: int) -> Appended:
-        """Some of it, for whoever wrote these."""
+        """The part of a joint write that belongs to one caller."""
         first = self.first_seq + offset
         last = first + count - 1
         return Appended(first, last, self.head_seq, self.deduped, self.write_us, self.sync_us, self.held_us)
@@ -55,7 +52,7 @@ class Appended(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What a delete removed, and the topic behind it."""
+    """The result of a delete, and the state of the topic after it."""
 
     deleted: int
     earliest_seq: int
@@ -65,14 +62,14 @@ class Deleted:
 
 
 class Counts(NamedTuple):
-    """Where every seq of a page's range went: they add up to it."""
+    """What happened to every seq of a page's range; they add up to its length."""
 
     rows: int = 0
     deleted: int = 0
     expired: int = 0
     evicted: int = 0
     filtered: int = 0  # records of a node the reader asked not to see
-    holes: int = 0  # seqs that no record ever had
+    holes: int = 0  # seqs without a record
 
     def __add__(self, other: object) -> Counts:
         assert isinstance(other, Counts), "counts are added to counts"
@@ -80,7 +77,7 @@ class Counts(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Records behind a cursor, and what the reader must know about those that are not among them."""
+    """Records after a cursor, and what the reader must know about missing ones."""
 
     records: list[Record]
     gap: Gap | None  # records that were lost between the cursor and the first record
@@ -118,52 +115,52 @@ class TopicInfo:
         return self.head_seq + 1
 
 
-FindingKind: TypeAlias = (  # what an examination finds something about
+FindingKind: TypeAlias = (  # what a finding of a check is about
     Literal["snapshot", "wal", "data", "index", "footer", "tags", "deletions", "counts", "start", "leftover"]
-    | Literal["channel", "messages", "cursor"]  # of channels, which `channels/store.py` looks at
+    | Literal["channel", "messages", "cursor"]  # of channels, checked by `channels/store.py`
 )
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, of how much
 READING_WAL: Final = "reading the WAL"
 REPLAYING_TOPICS: Final = "replaying topics"
-STARTUP_PASSES: Final = (READING_WAL, REPLAYING_TOPICS)  # of an opening, in their order: all that is told of
+STARTUP_PASSES: Final = (READING_WAL, REPLAYING_TOPICS)  # the steps of an opening that report progress, in order
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening found and did. Printed by the command line, asserted by tests.
+    """What opening a directory found and did. Printed by the command line, asserted by tests.
 
-    Bytes of the WAL that are not replayed are one of two. `cut`: the end of a group, above the last position that a
-    mark or a snapshot says was synced. An unfinished write, as far as the bytes tell: a record that was synced after
-    the last mark, and damaged before the next start, looks the same. `damage` with `lost`: below that position.
-    Acknowledged records were there, or may have been, and what else was in the WAL is served.
+    WAL bytes that are not replayed are one of two kinds. `cut`: the end of a shard, above the last position that a mark
+    or a snapshot proves synced. It is an unfinished write, as far as the bytes show: a record that was synced after the
+    last mark and damaged before the next start looks the same. `damage` with `lost`: below that position. Acknowledged
+    records were or may have been there; the rest of the WAL is served.
     """
 
     snapshot: int = 0
     topics: int = 0
     frames: int = 0  # replayed from the WAL
-    cut: list[str] = field(default_factory=list)  # ends of WAL groups that no sync is known to have covered
+    cut: list[str] = field(default_factory=list)  # ends of WAL shards that no known sync covers
     damage: list[str] = field(default_factory=list)  # something acknowledged may be lost
     lost_seqs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # topic → records lost in the WAL, by seq
     rebuilt: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)  # files that hold what was cut or lost, unchanged
+    quarantined: list[str] = field(default_factory=list)  # files with the bytes that were cut or lost
     snapshots_skipped: list[str] = field(default_factory=list)
-    lost: bool = False  # part of the damage is in the WAL: a writer opens only when that is accepted
-    padded: dict[str, int] = field(default_factory=dict)  # topic → seqs that were reserved and are holes now
-    background_errors: list[str] = field(default_factory=list)  # what background work ran into since, the last hundred
+    lost: bool = False  # part of the damage is in the WAL: a writer opens only with `accept_loss`
+    padded: dict[str, int] = field(default_factory=dict)  # topic → reserved seqs that are holes now
+    background_errors: list[str] = field(default_factory=list)  # of background work since, the last hundred
 
     @property
     def clean(self) -> bool:
-        """Nothing had to be done and nothing is wrong."""
+        """Nothing had to be repaired and nothing is wrong."""
         return not (self.cut or self.damage or self.rebuilt or self.quarantined or self.snapshots_skipped)
 
     def add_background_error(self, error: Exception) -> None:
-        """Background work ran into this, and will try again."""
+        """Record an error of background work, which is retried."""
         self.background_errors.append(str(error))
         del self.background_errors[:-100]
 
     def lines(self) -> list[str]:
-        """The report in words, one finding a line."""
+        """Return the report as text, one finding per line."""
         return [
             *(f"cut an unfinished write: {what}" for what in self.cut),
             *(f"damage: {what}" for what in self.damage),
@@ -176,5 +173,5 @@ class RecoveryReport:
         ]
 
 
-def _ranges(found: list[tuple[int, int]]) -> str:
-    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in found)
+def _ranges(ranges: list[tuple[int, int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges)

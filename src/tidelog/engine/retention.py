@@ -1,13 +1,12 @@
-"""[shell] Age: records older than `ttl_ms` are lost, and the floor says so before anybody is told.
+"""Retention by age: records older than `ttl_ms` expire, and the floor is durable before a reader sees it.
 
-A floor that replay cannot work out again is made durable first (EvictWatermark) and moves after:
-a reader that was shown a gap is shown it again after any crash. Caps follow from the records and
-need that only where records themselves may be lost, which is the disk class, and where a group holds
-them up: how far it did is not in the records.
+A floor that replay cannot derive is logged first (EvictWatermark) and moves after: a reader that was shown a gap is
+shown it again after any crash. Cap floors follow from the records. They are logged only where records themselves may
+be lost (class `disk`), and where a group holds records back: how far it did is not in the records.
 
-A reader that is not below the floor is shown no gap, and nothing has to be durable for it. Floors that moved are
-written with the interval sync (`write_floors`), which costs no sync of its own, so that a reader which comes
-from below later does not wait for one either (docs/decisions/0025).
+A reader above the floor is shown no gap and needs no durable floor. Floors that moved are written with the interval
+sync (`queue_moved_floors`), which costs no sync of its own, so a reader from below the floor seldom waits for one
+(docs/decisions/0025).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tidelog.engine.routing import forwarder as lanes
+from tidelog.engine.routing import forwarder
 from tidelog.engine.topic_state import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext, TopicState
 from tidelog.engine.watermarks import Gap
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
@@ -32,92 +31,91 @@ class WatermarkCommit(Commit):
     def __init__(self, topic: TopicState, floor: int, expiry: int) -> None:
         self.topic, self.floor, self.expiry = topic, floor, expiry
         body = control_frames.EvictWatermark(
-            # What was lost at the source is on record by itself, and is not lost to a cap.
+            # Losses at a router's source are logged separately and are not cap losses.
             evict_floor=max(topic.index.watermarks.cap + 1, expiry),
             earliest_seq=max(floor, topic.index.earliest),
             expiry_floor=expiry,
         )
-        made = frame.encode(
+        encoded = frame.encode(
             frame.EVICT_WATERMARK, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=control_frames.encode(body)
         )
         durable = topic.config.durability != "memory"
-        super().__init__([made], frames=1, durable=durable, future=CommitFuture(topic.shard))
+        super().__init__([encoded], frames=1, durable=durable, future=CommitFuture(topic.shard))
 
     def apply(self, error: Error | None) -> int | Error:
-        core = self.topic
-        with core.lock:
-            core.pending_floor = None
+        topic = self.topic
+        with topic.lock:
+            topic.pending_floor = None
             if error is None:
-                core.durable_floor = max(core.durable_floor, self.floor)
+                topic.durable_floor = max(topic.durable_floor, self.floor)
                 try:
-                    core.evict(min(self.expiry, core.index.head + 1), "ttl")
-                except Error as damage:
-                    error = damage
+                    topic.evict(min(self.expiry, topic.index.head + 1), "ttl")
+                except Error as failure:
+                    error = failure
         return error or self.floor
 
 
 def expire_records(topic: TopicState) -> None:
-    """Bring the floor to where age puts it now. Where that cannot be made durable nothing moves and nothing is lost:
-    the error is the writer's to hear, a reader goes on with what is there (`observe`)."""
+    """Raise the floor to the current expiry. If it cannot be made durable, nothing expires: a writer gets the error, a
+    reader continues with the records there are (`refresh_for_read`)."""
     if not topic.config.ttl_ms:
         return
     expiry = 0
     while True:
         with topic.lock:
-            expiry = expiry or _expiry_floor(
-                topic
-            )  # as of the first look: what expires while this waits is for the next one
-            token = _begin_expiry(topic, expiry)
-        if token is None:
+            # Computed once: records that expire meanwhile are left to the next call.
+            expiry = expiry or _expiry_floor(topic)
+            future = _begin_expiry(topic, expiry)
+        if future is None:
             return
-        token.wait()  # it may have been on its way before, and lower: then there is another one
+        future.wait()  # it may be an earlier, lower floor: then submit another one
 
 
 def _begin_expiry(topic: TopicState, expiry: int) -> CommitFuture[int] | None:
-    """Begin to bring the floor there; None where it is. With the lock held."""
+    """Start to raise the floor; None where nothing has to be waited for. With the lock held."""
     if topic.is_dropped or expiry <= topic.index.evict_floor:
         return None
-    if topic.is_ephemeral or not topic.context.shards:  # a reader's own view is nobody else's
+    if topic.is_ephemeral or not topic.context.shards:  # nothing to log: the view of this process only
         topic.evict(expiry, "ttl")
         return None
     return _submit_floor(topic, expiry)
 
 
 def run_due_maintenance(context: EngineContext, topics_max: int = 1_000) -> dict[TopicState, Exception]:
-    """Expire records and seal segments of all topics that are due; return those where that failed. One sync a shard
+    """Expire records and seal segments of all topics that are due; return the topics that failed. One sync per shard
     makes their floors durable."""
     now_ms, failed = context.now_ms(), dict[TopicState, Exception]()
     due = context.schedule.take_due(now_ms, topics_max)
-    left: dict[TopicState, int | None] = dict.fromkeys((core for core in due if core.config.ttl_ms), None)
-    while left:
-        waiting: dict[TopicState, tuple[int, CommitFuture[int]]] = {}
-        for core, floor in left.items():
+    remaining: dict[TopicState, int | None] = dict.fromkeys((topic for topic in due if topic.config.ttl_ms), None)
+    while remaining:
+        pending: dict[TopicState, tuple[int, CommitFuture[int]]] = {}
+        for topic, floor in remaining.items():
             try:
-                with core.lock:
-                    expiry = _expiry_floor(core) if floor is None else floor
-                    token = _begin_expiry(core, expiry)
-                if token is not None:
-                    waiting[core] = expiry, token
+                with topic.lock:
+                    expiry = _expiry_floor(topic) if floor is None else floor
+                    future = _begin_expiry(topic, expiry)
+                if future is not None:
+                    pending[topic] = expiry, future
             except Exception as error:
-                failed[core] = error
-        left = {}
-        for core, (expiry, token) in waiting.items():
+                failed[topic] = error
+        remaining = {}
+        for topic, (expiry, future) in pending.items():
             try:
-                token.wait()
-                left[core] = expiry  # it may have been another one's, and lower
+                future.wait()
+                remaining[topic] = expiry  # it may be an earlier, lower floor
             except Exception as error:
-                failed[core] = error
-    for core in due:
-        with core.lock:
-            core.roll_if_old()
-            _roll_if_all_expired(core)
-            behind = core in failed or (core.config.ttl_ms and _floor_by_age(core) > core.index.evict_floor)
-            core.schedule_maintenance(now_ms + (MAINTENANCE_RETRY_MS if behind else MAINTENANCE_STEP_MS))
+                failed[topic] = error
+    for topic in due:
+        with topic.lock:
+            topic.roll_if_old()
+            _roll_if_all_expired(topic)
+            needs_retry = topic in failed or (topic.config.ttl_ms and _floor_by_age(topic) > topic.index.evict_floor)
+            topic.schedule_maintenance(now_ms + (MAINTENANCE_RETRY_MS if needs_retry else MAINTENANCE_STEP_MS))
     return failed
 
 
 def _floor_by_age(topic: TopicState) -> int:
-    """How far age would go if no group held it up; 0 where it cannot be found out."""
+    """Return the floor by age without group holds; 0 where the index does not verify."""
     try:
         return topic.index.floor_for_age(topic.context.now_ms() - topic.config.ttl_ms)
     except Corrupt:
@@ -125,8 +123,7 @@ def _floor_by_age(topic: TopicState) -> int:
 
 
 def _roll_if_all_expired(topic: TopicState) -> None:
-    """Let a segment of which everything has expired be removed: the next record starts another one. With the lock
-    held."""
+    """Let a fully expired segment be removed: the next record starts another one. With the lock held."""
     index = topic.index
     if index.count or topic.is_dropped or index.active_segment_base() is None or not topic.config.ttl_ms:
         return
@@ -138,7 +135,7 @@ def _roll_if_all_expired(topic: TopicState) -> None:
 
 
 def needs_expiry(topic: TopicState) -> bool:
-    """Whether `expire` would have to wait for the disk."""
+    """Whether `expire_records` would block on the disk."""
     if not topic.config.ttl_ms or topic.is_ephemeral:
         return False
     with topic.lock:
@@ -146,7 +143,7 @@ def needs_expiry(topic: TopicState) -> bool:
 
 
 def _expiry_floor(topic: TopicState) -> int:
-    """How far age may go now. Records whose age does not read do not expire, and stop no write."""
+    """Return how far records may expire now. Records whose age does not verify do not expire, and writes go on."""
     try:
         expiry = topic.index.floor_for_age(topic.context.now_ms() - topic.config.ttl_ms)
     except Corrupt as error:
@@ -156,8 +153,8 @@ def _expiry_floor(topic: TopicState) -> int:
 
 
 def is_floor_durable(topic: TopicState, from_seq: int = 0) -> bool:
-    """Whether a reader with this cursor does not have to wait until a floor is durable. One that is not below the
-    floor is shown no gap; 0 asks for the floor itself."""
+    """Whether a reader with this cursor needs to wait for no floor. A reader above the floor is shown no gap; 0 asks
+    for the floor itself."""
     if is_upstream_lagging(topic) or needs_expiry(topic):
         return False
     return (
@@ -168,19 +165,19 @@ def is_floor_durable(topic: TopicState, from_seq: int = 0) -> bool:
 
 
 def pull_from_upstream(topic: TopicState) -> None:
-    """Have routers bring what they have yet to. Where they cannot, what is there is there."""
+    """Forward pending records of routers that write to this topic. On failure, readers see what is there."""
     if topic.upstream is not None:
         with suppress(Damaged, Unavailable, Refused):
-            lanes.pull_from_sources(topic)
+            forwarder.pull_from_sources(topic)
 
 
 def is_upstream_lagging(topic: TopicState) -> bool:
-    """Whether routers have yet to bring something."""
-    return topic.upstream is not None and lanes.is_lagging(topic)
+    """Whether routers have records for this topic that they did not forward yet."""
+    return topic.upstream is not None and forwarder.is_lagging(topic)
 
 
 def refresh_for_read(topic: TopicState) -> None:
-    """`expire` for a reader, behind what routers have yet to bring: a shard that cannot write keeps its records
+    """Forward pending records and expire old ones before a read. A shard that cannot write keeps its records
     readable."""
     pull_from_upstream(topic)
     with suppress(Damaged, Unavailable, Refused):
@@ -188,52 +185,52 @@ def refresh_for_read(topic: TopicState) -> None:
 
 
 def persist_floor(topic: TopicState, floor: int, *, always: bool = False) -> None:
-    """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not;
-    `always`: also where replay would find it by the records."""
+    """Make a floor durable before a reader sees it, where the records above it might not survive; `always`: also where
+    replay would derive it from the records."""
     needed = topic.must_persist_floor or (always and not topic.is_ephemeral)
     if not needed or topic.durable_floor >= floor or not topic.context.shards:
         return
-    with suppress(Damaged, Unavailable, Refused):  # a failing disk keeps nobody from reading
+    with suppress(Damaged, Unavailable, Refused):  # records stay readable on a failing disk
         while topic.durable_floor < floor:
             with topic.lock:
-                token = _submit_floor(topic, topic.index.watermarks.ttl + 1)
-            token.wait()
+                future = _submit_floor(topic, topic.index.watermarks.ttl + 1)
+            future.wait()
 
 
 def persist_gap_floor(topic: TopicState, gap: Gap | None, floor: int) -> None:
-    """`harden` for a page that was read below this floor. Where it shows no gap there is nothing to take back."""
+    """`persist_floor` for a page that was read below this floor; without a gap nothing needs to be durable."""
     if gap is not None:
         persist_floor(topic, floor)
 
 
 def queue_moved_floors(context: EngineContext) -> None:
-    """Queue the floors that moved since the last call, for the interval sync that follows. Nothing waits for them; a
-    shard that refuses them keeps them in memory, and `harden` tries again for a reader that needs one."""
+    """Queue the floors that moved since the last call, for the next interval sync. Nothing waits for them. A shard that
+    refuses them keeps them in memory, and `persist_floor` retries for a reader that needs one."""
     moved = context.moved_floors
-    for _ in range(len(moved)):  # other threads add to it meanwhile: those are the next call's
-        core = moved.pop()
-        with core.lock, suppress(Error):
-            if core.must_persist_floor and not core.is_dropped and core.durable_floor < core.index.evict_floor:
-                _submit_floor(core, core.index.watermarks.ttl + 1)
+    for _ in range(len(moved)):  # floors that other threads add meanwhile are left to the next call
+        topic = moved.pop()
+        with topic.lock, suppress(Error):
+            if topic.must_persist_floor and not topic.is_dropped and topic.durable_floor < topic.index.evict_floor:
+                _submit_floor(topic, topic.index.watermarks.ttl + 1)
 
 
 def persist_floors(topics: Sequence[TopicState]) -> None:
-    """Make the floors of all topics durable, as they are now, with one sync a shard."""
-    due = {core: core.index.evict_floor for core in topics if not core.is_ephemeral}
+    """Make the current floors of all topics durable, with one sync per shard."""
+    due = {topic: topic.index.evict_floor for topic in topics if not topic.is_ephemeral}
     while True:
-        tokens = []
-        for core, floor in due.items():
-            with core.lock:
-                if not core.is_dropped and core.durable_floor < floor:
-                    tokens.append(_submit_floor(core, core.index.watermarks.ttl + 1))
-        if not tokens:
+        futures = []
+        for topic, floor in due.items():
+            with topic.lock:
+                if not topic.is_dropped and topic.durable_floor < floor:
+                    futures.append(_submit_floor(topic, topic.index.watermarks.ttl + 1))
+        if not futures:
             return
-        for token in tokens:
-            token.wait()  # it may have been on its way before, and lower: then there is another one
+        for future in futures:
+            future.wait()  # it may be an earlier, lower floor: then submit another one
 
 
 def _submit_floor(topic: TopicState, expiry: int) -> CommitFuture[int]:
-    """One floor is on its way at a time; whoever comes meanwhile waits for it and looks again."""
+    """Submit the floor, or return the pending one: at most one is on its way, and callers check again after it."""
     if topic.pending_floor is None:
         commit = WatermarkCommit(topic, max(topic.index.evict_floor, expiry), expiry)
         topic.submit(commit)

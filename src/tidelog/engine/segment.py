@@ -1,34 +1,16 @@
-"""[hot] The parts of a topic: segments on disk and blocks in memory, one after the other by seq.
+"""Segments on disk, and what they share with memtables as the parts of a topic, ordered by seq.
 
-    seg 1..10000 sealed │ seg 10001..14200 on disk │ block 14201..14950 in memory │
-                        └──────────── one segment, still growing ───────────────┘
+    seg 1..10000 sealed │ seg 10001..14200 on disk │ memtable 14201..14950 │
+                        └──────────── one segment, still growing ─────────┘
 
-Both answer the same questions: which seqs, which of them are deleted, what their index says, and the
-records of a range as columns. Neither keeps a Python object per record. Blocks are in `block`.
-
-[shell] Where the files of topics lie, and how many of them are open.
-
-[hot] Which places of a part are deleted: flags that are set in place, in room that doubles.
-
-    room   │ 1 1 0 1 0 0 0 … │ 0 0 0 0 0 0 0 0 │       a view of the first `size` of them is what others see
-           └ places of the part ┘└ those to come ┘
-
-A queue deletes a job at a time, and to copy the flags of its whole segment for each would cost more than everything
-else of an ack. So a view is good under the topic's lock; whoever keeps it for longer takes a copy.
-
-[hot] Where the frames of a sealed segment begin, for those whose records are JSON data and nothing else.
-
-    seqs    1      1001     2001   …        first seq of each frame
-    pos     0      104 062  208 124 …  end  and its first byte
-
-The index has an entry for every record; a page needs two numbers of it. Found once, when all of the index is in memory
-and was checked, kept for as long as the segment is, for segments of few frames: then a page is found without the index,
-and nobody has to ask whether that is in memory still.
+Both kinds of part (`Part`) have the same interface: their seqs, which of them are deleted, their index, and the
+records of a range as columns. Neither keeps a Python object per record. Memtables are in `memtable`.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +27,7 @@ from tidelog.config import LogConfig
 from tidelog.disk.durability import read_file
 from tidelog.disk.host import is_resident
 from tidelog.disk.interface import Disk, join
+from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
 from tidelog.formats import deletion_vector, footer, frame, scan, segment_index
 from tidelog.formats.deletion_vector import DeletionVector
@@ -56,11 +39,13 @@ if TYPE_CHECKING:
 
 CODEC: Final = TideCodec(LogConfig())
 T = TypeVar("T")
+SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".del")  # data first: without it there is no segment
+SEGMENT_FILE_PATTERN: Final = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?")
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class MmapCache:
-    """What is mapped of all topics, bounded by number: descriptors and address space, not memory."""
+    """Mapped files of all topics, bounded by their number: descriptors and address space, not memory."""
 
     def __init__(self, capacity: int) -> None:
         self._mapped: LruCache[tuple[MmapReader, Buffer]] = LruCache(capacity)
@@ -71,7 +56,7 @@ class MmapCache:
             return self._mapped.get(key, load)
 
     def get_mapped(self, key: int) -> tuple[MmapReader, Buffer] | None:
-        """What is there; it counts as used."""
+        """Return the mapping if it is cached; it counts as used."""
         with self._lock:
             return self._mapped.find(key)
 
@@ -84,12 +69,12 @@ class MmapCache:
             self._mapped.clear()
 
     def clear_without_lock(self) -> None:
-        """`clear` in a forked child, where a thread that is not there may hold the lock."""
+        """`clear` in a forked child, where a thread of the parent may hold the lock."""
         self._mapped.clear()
 
 
 class RemoteFile(MmapReader):
-    """A data file that is somewhere else: each look at it fetches what is looked at."""
+    """A data file in an object store: each access fetches its bytes."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
         super().__init__(memoryview(b""))
@@ -109,7 +94,7 @@ def _read_range(lo: int, hi: int, disk: Disk, path: str) -> bytes:
 
 
 class SegmentFiles:
-    """Where the segment files of one topic lie, and what of them is open."""
+    """Paths and mappings of the segment files of one topic."""
 
     def __init__(self, disk: Disk, directory: str, topic_id: int, maps: MmapCache) -> None:
         self.disk, self.directory, self.topic_id, self._maps = disk, directory, topic_id, maps
@@ -118,43 +103,58 @@ class SegmentFiles:
         return join(self.directory, f"{CODEC.name_format.format(base)}{suffix}")
 
     def open(self, base: int) -> tuple[MmapReader, Buffer]:
-        """The mapped data and index of a segment; a missing file reads as an empty one."""
+        """Return the mapped data and index of a segment; a missing file reads as an empty one."""
         return self._maps.get(self._key(base), lambda: self._open(base))
 
     def is_mapped(self, base: int) -> bool:
-        """Whether `open` has nothing to do."""
+        """Whether `open` needs no disk access."""
         return self.get_mapped(base) is not None
 
     def get_mapped(self, base: int) -> tuple[MmapReader, Buffer] | None:
-        """What `open` gives, where it has nothing to do."""
+        """`open`, if it needs no disk access."""
         return self._maps.get_mapped(self._key(base))
 
     def _open(self, base: int) -> tuple[MmapReader, Buffer]:
         index = self._read_or_raise(self.path(base, ".idx"), map_file) or b""
         path = self.path(base, ".data")
-        if getattr(self.disk, "fetches", False):  # what is asked for costs a request, what is not costs nothing
-            found = self.disk.stat(path)
+        if getattr(self.disk, "fetches", False):  # fetch byte ranges instead of mapping the file
+            stat = self.disk.stat(path)
             return RemoteFile(
-                lambda lo, hi: self._read_or_raise(path, partial(_read_range, lo, hi)), found.size if found else 0
+                lambda lo, hi: self._read_or_raise(path, partial(_read_range, lo, hi)), stat.size if stat else 0
             ), index
         data = self._read_or_raise(path, map_file)
         return MmapReader(data or memoryview(b"")), index
 
     def read_range(self, base: int, suffix: str, lo: int, hi: int) -> bytes:
-        """Bytes [lo, hi) of a file beside the data."""
+        """Read bytes [lo, hi) of a file beside the data."""
         return self._read_or_raise(self.path(base, suffix), partial(_read_range, lo, hi))
 
     def read_side_file(self, base: int, suffix: str) -> bytes | None:
-        """A small file beside the data, whole; None where there is none."""
+        """Read a small file beside the data; None if there is none."""
         return self._read_or_raise(self.path(base, suffix), read_file)
 
     def _read_or_raise(self, path: str, read: Callable[[Disk, str], T]) -> T:
         try:
             return read(self.disk, path)
         except OSError as error:
-            step = "close some files and retry" if error.errno in _NO_DESCRIPTORS else "mend the disk and retry"
+            step = "close some files and retry" if error.errno in _NO_DESCRIPTORS else "repair the disk and retry"
             kind = Unavailable if error.errno in _NO_DESCRIPTORS else Damaged
             raise kind(f"{path} cannot be read: {error}; nothing was changed, {step}") from error
+
+    def truncate(self, base: int, data_bytes: int, records: int, *, sync: bool) -> None:
+        """Truncate data and index of a segment to these lengths if they are longer."""
+        for suffix, size in ((".data", data_bytes), (".idx", records * segment_index.ENTRY_BYTES)):
+            path = self.path(base, suffix)
+            stat = self.disk.stat(path)
+            if stat is None or stat.size <= size:
+                continue
+            file = self.disk.open(path, "write")
+            try:
+                file.truncate(size)
+                if sync:
+                    file.sync()
+            finally:
+                file.close()
 
     def unmap(self, base: int) -> None:
         self._maps.drop(self._key(base))
@@ -168,28 +168,37 @@ _BITMAP_MIN: Final = 1024
 
 
 class DeletionBitmap:
+    """Deleted records of a part: flags set in place, in a buffer that doubles.
+
+        buffer │ 1 1 0 1 0 0 0 … │ 0 0 0 0 0 0 0 0 │       readers get a view of the first `size` flags
+               └ records of the part ┘└ later ones ┘
+
+    A queue deletes one job at a time; copying the flags of the whole segment for each would cost more than the rest of
+    an ack. So a view is valid under the topic's lock only; take a copy to keep it.
+    """
+
     __slots__ = ("_flags",)
 
     def __init__(self, flags: BoolArray | None = None) -> None:
         self._flags: BoolArray = np.zeros(_BITMAP_MIN, bool) if flags is None else flags
 
     def view(self, size: int) -> BoolArray:
-        """The flags of so many places; those that nobody has set are not deleted."""
+        """Return the first `size` flags; unset ones are not deleted."""
         if size > len(self._flags):
             self._grow(size)
         return self._flags[:size]
 
-    def set(self, at: int) -> bool:
-        """Delete one place; False where it was deleted before."""
-        if at >= len(self._flags):
-            self._grow(at + 1)
-        if self._flags[at]:
+    def set(self, index: int) -> bool:
+        """Set one flag; False if it was set before."""
+        if index >= len(self._flags):
+            self._grow(index + 1)
+        if self._flags[index]:
             return False
-        self._flags[at] = True
+        self._flags[index] = True
         return True
 
-    def has(self, at: int) -> bool:
-        return at < len(self._flags) and bool(self._flags[at])
+    def has(self, index: int) -> bool:
+        return index < len(self._flags) and bool(self._flags[index])
 
     def set_many(self, which: Ints) -> None:
         last = int(which.max()) if len(which) else -1
@@ -198,54 +207,63 @@ class DeletionBitmap:
         self._flags[which] = True
 
     def _grow(self, size: int) -> None:
-        room = np.zeros(max(2 * size, _BITMAP_MIN), bool)
-        room[: len(self._flags)] = self._flags
-        self._flags = room
+        flags = np.zeros(max(2 * size, _BITMAP_MIN), bool)
+        flags[: len(self._flags)] = self._flags
+        self._flags = flags
 
 
 INDEXED_FRAMES_MAX: Final = 128  # 2 KB a segment
-PAGE_FRAMES_MAX: Final = 16  # of a page that is told from its batches as they lie there
+PAGE_FRAMES_MAX: Final = 16  # of a page that is encoded directly from its batches
 
 
 class FrameOffsets:
+    """Where the frames of a sealed segment begin, if all records are plain JSON data in few frames.
+
+        seqs    1      1001     2001   …        first seq of each frame
+        pos     0      104 062  208 124 …  end  its first byte
+
+    The index has an entry per record; a page needs two numbers of it. Found once, when the whole index is resident and
+    verified, and kept with the segment: a page is then located without the index.
+    """
+
     __slots__ = ("_pos", "_seqs")
 
     def __init__(self, seqs: list[int], pos: list[int]) -> None:
         self._seqs, self._pos = seqs, pos
 
     def byte_range(self, first: int, stop: int, bytes_max: int) -> tuple[int, int] | None:
-        """The bytes that hold the frames of [first, stop); None where they are many."""
-        at, end = bisect_right(self._seqs, first) - 1, bisect_left(self._seqs, stop)
-        low, high = self._pos[at], self._pos[end]
-        return None if end - at > PAGE_FRAMES_MAX or high - low > bytes_max else (low, high)
+        """Return the bytes of the frames of [first, stop); None if there are too many."""
+        first_frame, stop_frame = bisect_right(self._seqs, first) - 1, bisect_left(self._seqs, stop)
+        low, high = self._pos[first_frame], self._pos[stop_frame]
+        return None if stop_frame - first_frame > PAGE_FRAMES_MAX or high - low > bytes_max else (low, high)
 
 
 def find_frame_offsets(base: int, entries: NDArray[np.void], size: int) -> FrameOffsets | None:
-    """Of a segment that begins with `base`, by its index and the bytes of its data. None where it has many frames, and
-    where one of them is not a batch of such records."""
-    at = np.ascontiguousarray(entries["frame_offset"])
-    starts = np.flatnonzero(at[1:] > at[:-1]) + 1
+    """Find the frames of a segment that begins with `base`, from its index and the size of its data. None if it has too
+    many frames, or one that is not a batch of plain JSON records."""
+    offsets = np.ascontiguousarray(entries["frame_offset"])
+    starts = np.flatnonzero(offsets[1:] > offsets[:-1]) + 1
     if (
         len(starts) >= INDEXED_FRAMES_MAX
-        or not len(at)
+        or not len(offsets)
         or not (entries["flags"] == segment_index.BATCH | segment_index.JSON).all()
     ):
         return None
-    return FrameOffsets([base, *(starts + base).tolist()], [int(at[0]), *at[starts].tolist(), size])
+    return FrameOffsets([base, *(starts + base).tolist()], [int(offsets[0]), *offsets[starts].tolist(), size])
 
 
 FrameLocations: TypeAlias = list[tuple[Buffer, int]]
-"""Bytes that hold frames one behind the other, and where in them the first one begins."""
-RESIDENT_READ_BYTES_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
-_RESIDENCY_CHUNK_BYTES = 1 << 20  # for which it is asked at once whether they are in memory
-_RESIDENCY_TTL_US = 50_000  # for which the answer is believed; a page that goes meanwhile costs a wait for the disk
+"""Buffers of adjacent frames, and where in each the first frame begins."""
+RESIDENT_READ_BYTES_MAX = 2 << 20  # copying them takes 0.15 ms if no page is missing
+_RESIDENCY_CHUNK_BYTES = 1 << 20  # residency is queried for this many bytes at once
+_RESIDENCY_TTL_US = 50_000  # how long the answer is used; a page evicted meanwhile costs a disk read
 
 
 class SizeCount(NamedTuple):
-    """How much a stretch of seqs holds that is not deleted."""
+    """Live records of a range of seqs."""
 
     records: int
-    bytes: int  # bytes of data and meta
+    bytes: int  # of data and meta
 
 
 class Part(Protocol):
@@ -257,95 +275,97 @@ class Part(Protocol):
     last_ts: int
 
     def entries(self) -> NDArray[np.void]:
-        """The index: one entry a seq."""
+        """The index: one entry per seq."""
         ...
 
     def deleted_mask(self) -> BoolArray | None:
-        """Which seqs are deleted, one flag each; None: none is. Good while the topic's lock is held: keep a copy."""
+        """One flag per seq; None: none is deleted. Valid while the topic's lock is held: take a copy to keep it."""
         ...
 
     def plain_frames(
         self, first: int, stop: int, bytes_max: int, resident_at_us: int | None
     ) -> Callable[[], FrameLocations | None] | None:
-        """Finds out, without the topic's lock, where the frames of these records lie, in bytes that need no check. None
-        where one of them was deleted, and where they are better scanned. `near_us`, for somebody who may not wait, is
-        the time: and where that takes a look at a file, or they are not in memory."""
+        """Return a function that locates the frames of these records, called without the topic's lock, in bytes that
+        need no verification. None if one of them was deleted or a scan is better. `resident_at_us`, the current time,
+        is given by a caller that must not block: then also None unless the frames are resident."""
         ...
 
     def mark_deleted(self, which: Ints, weights: Ints | None = None) -> SizeCount:
-        """Delete the seqs at these places, whose bytes may be known; return what went."""
+        """Delete the records at these positions, whose sizes may be given; return what was removed."""
         ...
 
     def mark_deleted_one(self, at: int) -> int | None:
-        """`bury` of one place: its bytes, or None where it was deleted before."""
+        """`mark_deleted` of one position: its bytes, or None if it was deleted before."""
         ...
 
     def reader(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
-        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer."""
+        """Return a function that reads these seqs. Create it under the topic's lock, call it without: a long read
+        blocks no writer."""
         ...
 
 
 def record_sizes(part: Part, lo: int, hi: int) -> Ints:
-    """Bytes of data and meta of the records at places [lo, hi)."""
+    """Return the bytes of data and meta of the records at positions [lo, hi)."""
     return record_sizes_reader(part, lo, hi)()
 
 
 def record_sizes_reader(part: Part, lo: int, hi: int) -> Callable[[], Ints]:
-    """What tells `sizes`. Made under the topic's lock, called without it: it reads the records that have metas."""
+    """Return a function for `record_sizes`. Create it under the topic's lock, call it without: it reads records with
+    metas."""
     entries = part.entries()[lo:hi]
-    found: Ints = entries["data_len"].astype(np.int64)
+    sizes: Ints = entries["data_len"].astype(np.int64)
     if not (entries["flags"] & segment_index.HAS_META).any():
-        return lambda: found
-    base, look = part.base, part.reader(part.base + lo, part.base + hi, 1 << 62)
+        return lambda: sizes
+    base, read_chunk = part.base, part.reader(part.base + lo, part.base + hi, 1 << 62)
 
     def read() -> Ints:
-        rows = look().rows
+        rows = read_chunk().rows
         if rows.meta is not None:
-            found[rows.seq - base - lo] += rows.meta.size
-        return found
+            sizes[rows.seq - base - lo] += rows.meta.size
+        return sizes
 
     return read
 
 
 def measure_part(part: Part, lo: int, hi: int) -> SizeCount:
-    """What the places [lo, hi) of a part hold that is not deleted."""
+    """Return the live records at positions [lo, hi) of a part."""
     if lo >= hi:
         return SizeCount(0, 0)
     if lo == 0 and hi == part.stop - part.base:
         return SizeCount(part.live_records, part.live_bytes)
-    found, dead = record_sizes(part, lo, hi), part.deleted_mask()
-    if dead is None:
-        return SizeCount(hi - lo, int(found.sum()))
-    live = ~dead[lo:hi]
-    return SizeCount(int(live.sum()), int(found[live].sum()))
+    sizes, deleted = record_sizes(part, lo, hi), part.deleted_mask()
+    if deleted is None:
+        return SizeCount(hi - lo, int(sizes.sum()))
+    live = ~deleted[lo:hi]
+    return SizeCount(int(live.sum()), int(sizes[live].sum()))
 
 
-def mark_deleted(part: Part, mask: DeletionBitmap, which: Ints, weights: Ints | None = None) -> SizeCount:
-    """Delete these places of a part in its mask; what that takes away."""
-    new = ~mask.view(part.stop - part.base)[which]
-    fresh = which[new]
-    if not len(fresh):
+def mark_deleted(part: Part, mask: DeletionBitmap, positions: Ints, weights: Ints | None = None) -> SizeCount:
+    """Set these positions in the bitmap of a part; return what was removed."""
+    new = ~mask.view(part.stop - part.base)[positions]
+    added = positions[new]
+    if not len(added):
         return SizeCount(0, 0)
     if weights is None:
-        lo, hi = int(fresh.min()), int(fresh.max()) + 1
-        size = int(record_sizes(part, lo, hi)[fresh - lo].sum())
+        lo, hi = int(added.min()), int(added.max()) + 1
+        size = int(record_sizes(part, lo, hi)[added - lo].sum())
     else:
         size = int(weights[new].sum())
-    mask.set_many(fresh)
-    return SizeCount(len(fresh), size)
+    mask.set_many(added)
+    return SizeCount(len(added), size)
 
 
-def mark_deleted_one(part: Part, mask: DeletionBitmap, at: int) -> int | None:
-    """`bury` of one place, without arrays: how many bytes went; None where it was deleted before."""
-    if mask.has(at):
+def mark_deleted_one(part: Part, mask: DeletionBitmap, position: int) -> int | None:
+    """`mark_deleted` of one position, without arrays: the bytes removed; None if it was deleted before."""
+    if mask.has(position):
         return None
     entries = part.entries()
     size = (
-        int(record_sizes(part, at, at + 1)[0])
-        if entries["flags"][at] & segment_index.HAS_META
-        else int(entries["data_len"][at])
+        int(record_sizes(part, position, position + 1)[0])
+        if entries["flags"][position] & segment_index.HAS_META
+        else int(entries["data_len"][position])
     )
-    mask.set(at)
+    mask.set(position)
     return size
 
 
@@ -355,7 +375,7 @@ def _locate_frames(shape: SegmentContent, first: int, stop: int, bytes_max: int)
 
 
 class TruncatedView:
-    """The bytes of a mapped data file that the manifest vouches for."""
+    """A mapped data file up to the length in the manifest."""
 
     def __init__(self, mapped: MmapReader, size: int) -> None:
         self._mapped, self.size = mapped, min(size, mapped.size)
@@ -369,33 +389,52 @@ class Segment:
 
     def __init__(
         self,
-        home: SegmentFiles,
+        files: SegmentFiles,
         base: int,
         stop: int,
         size: int,
         *,
-        live: int,
-        live_bytes: int,
-        first_ts: int,
-        last_ts: int,
-        sealed: bool,
+        live: int = 0,
+        live_bytes: int = 0,
+        first_ts: int = 0,
+        last_ts: int = 0,
+        sealed: bool = False,
         unproven: bool = False,
     ) -> None:
-        self.files, self.base, self.stop, self.size = home, base, stop, size
+        self.files, self.base, self.stop, self.size = files, base, stop, size
         self.live_records, self.live_bytes = live, live_bytes
         self.first_ts, self.last_ts, self.is_sealed = first_ts, last_ts, sealed
         self.lacks_footer = unproven  # sealed without a footer: not all of its frames verified
-        self.has_unsaved_deletions = False  # deletions that no `.del` file has yet
+        self.has_unsaved_deletions = False  # not written to the `.del` file yet
         self._footer_bytes: bytes | None = None
         self._verified_chunks: set[int] = set()
         self._deleted: DeletionBitmap | None = None
         self._deletions_loaded = False  # whether `.del` was read
-        self._deleted_min = stop - base - live  # how many it must name at least
-        self._frame_offsets: FrameOffsets | None = None  # of a sealed one, where they are few
-        self.has_tags: bool | None = None  # of a sealed one: whether it has tags at all, once a search has looked
-        self._resident_until_us: dict[int, int] = {}  # which of its bytes are taken to be in memory, and until when
-        self._chunk_bytes = 1  # that a checksum of its footer is of, where the edges are known
-        self.rebuilt_index: bytes | None = None  # an index that had to be made again; the file has another or none
+        self._deleted_min = stop - base - live  # deletions that the `.del` file must have at least
+        self._frame_offsets: FrameOffsets | None = None  # of a sealed segment with few frames
+        self.has_tags: bool | None = None  # of a sealed segment, once a search has checked
+        self._resident_until_us: dict[int, int] = {}  # chunk → time until which it counts as resident
+        self._chunk_bytes = 1  # per footer checksum, if `_frame_offsets` is known
+        self.rebuilt_index: bytes | None = None  # replaces a damaged or missing index file
+
+    @classmethod
+    def from_row(cls, files: SegmentFiles, row: SegmentRow) -> Segment:
+        return cls(
+            files,
+            row.base,
+            row.stop,
+            row.size,
+            live=row.live,
+            live_bytes=row.live_bytes,
+            first_ts=row.first_ts,
+            last_ts=row.last_ts,
+            sealed=row.sealed,
+            unproven=row.unproven,
+        )
+
+    def to_row(self) -> SegmentRow:
+        sizes = self.size, self.live_records, self.live_bytes
+        return SegmentRow(self.base, self.stop, *sizes, self.first_ts, self.last_ts, self.is_sealed, self.lacks_footer)
 
     def shape(self) -> SegmentContent:
         data, index = self.files.open(self.base)
@@ -404,13 +443,13 @@ class Segment:
         if self.is_sealed and self._footer_bytes is None and not self.lacks_footer:
             self._footer_bytes = self.files.read_side_file(self.base, ".foot")
         index = memoryview(index)[: (self.stop - self.base) * segment_index.ENTRY_BYTES]
-        extra = self._footer_bytes if self.is_sealed else None
+        foot = self._footer_bytes if self.is_sealed else None
         return SegmentContent(
-            self.base, self.stop, TruncatedView(data, self.size), index, [index], extra, self._verified_chunks
+            self.base, self.stop, TruncatedView(data, self.size), index, [index], foot, self._verified_chunks
         )
 
     def read_footer(self) -> bytes | None:
-        """The bytes of its footer, where it is sealed and has one that holds."""
+        """Return the bytes of its footer, if it is sealed and has a valid one."""
         content = self.shape().footer
         if content is None:
             return None
@@ -422,82 +461,82 @@ class Segment:
 
     @property
     def is_index_verified(self) -> bool:
-        """Whether its index is known to be the one that was sealed."""
+        """Whether its index matches the footer."""
         return self.is_sealed and CODEC.INDEX_VERIFIED in self._verified_chunks
 
     def skip_verification(self) -> None:
-        """Believe its sealed bytes without looking at their checksums: for a reader that asks for that."""
+        """Trust its sealed bytes without checksums, for a reader that asks for that."""
         foot = self.files.read_side_file(self.base, ".foot") if self.is_sealed else None
         if foot is not None:
             self._verified_chunks |= {CODEC.INDEX_VERIFIED, *range(len(footer.decode(foot).chunks))}
 
     def rebuild_index(self) -> bool:
-        """Make the index again from the data, in memory; False where the data does not hold all of it either."""
+        """Rebuild the index from the data, in memory; False if the data is incomplete."""
         data, _ = self.files.open(self.base)
-        walk = scan.scan_records(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
-        if walk.end != self.size or len(walk.rows) != self.stop - self.base:
+        scanned = scan.scan_records(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
+        if scanned.end != self.size or len(scanned.rows) != self.stop - self.base:
             return False
-        self.rebuilt_index = segment_index.build_entries(walk.rows, self.base, self.stop, self.size).tobytes()
+        self.rebuilt_index = segment_index.build_entries(scanned.rows, self.base, self.stop, self.size).tobytes()
         return True
 
     def entries(self) -> NDArray[np.void]:
-        found = CODEC.read_index(self.shape())
-        if len(found) < self.stop - self.base:
-            where = self.files.path(self.base, ".idx")
+        entries = CODEC.read_index(self.shape())
+        if len(entries) < self.stop - self.base:
+            path = self.files.path(self.base, ".idx")
             raise Corrupt(
-                where, pos=len(found) * segment_index.ENTRY_BYTES, reason="the index is shorter than its segment"
+                path, pos=len(entries) * segment_index.ENTRY_BYTES, reason="the index is shorter than its segment"
             )
-        return found
+        return entries
 
     def recount_live(self) -> None:
-        """Count what is live where there are deletions: the file may be newer than what the manifest says of it."""
-        dead = self.deleted_mask()
-        if dead is not None:
-            live, size = ~dead, record_sizes(self, 0, self.stop - self.base)
+        """Count live records if there are deletions: the `.del` file may be newer than the manifest."""
+        deleted = self.deleted_mask()
+        if deleted is not None:
+            live, size = ~deleted, record_sizes(self, 0, self.stop - self.base)
             self.live_records, self.live_bytes = int(live.sum()), int(size[live].sum())
 
     def deleted_mask(self) -> BoolArray | None:
         if not self._deletions_loaded:
             path = self.files.path(self.base, ".del")
             content = self.files.read_side_file(self.base, ".del")
-            count, mask, found = self.stop - self.base, None, 0
+            count, mask, deleted_count = self.stop - self.base, None, 0
             if content is not None:
                 mask = DeletionBitmap()
                 vector = deletion_vector.decode(content, path)
-                where = vector.seqs() - self.base
-                mask.set_many(where[where < count])
-                found = int(mask.view(count).sum())
-                # Written by a checkpoint that was not finished: what it says of seqs that this segment does not have
-                # yet must not meet them when it does.
+                positions = vector.seqs() - self.base
+                mask.set_many(positions[positions < count])
+                deleted_count = int(mask.view(count).sum())
+                # Written by an unfinished checkpoint: flags of seqs that this segment does not have yet must not
+                # apply to them later.
                 self.has_unsaved_deletions |= vector.size > count
-            if found < self._deleted_min:
-                # Serving what it lacks would bring deleted records back.
-                raise Corrupt(path, pos=0, reason=f"{self._deleted_min} records were deleted, it names {found}")
+            if deleted_count < self._deleted_min:
+                # Records missing from the file would become visible again.
+                raise Corrupt(path, pos=0, reason=f"{self._deleted_min} records were deleted, it names {deleted_count}")
             self._deleted, self._deletions_loaded = mask, True
         return None if self._deleted is None else self._deleted.view(self.stop - self.base)
 
-    def set_deleted(self, dead: BoolArray | None) -> None:
-        """These places are deleted, whatever the file says."""
+    def set_deleted(self, deleted: BoolArray | None) -> None:
+        """Replace the deletions, whatever the file says."""
         self._deleted, self._deletions_loaded, self.has_unsaved_deletions = (
-            None if dead is None else DeletionBitmap(dead),
+            None if deleted is None else DeletionBitmap(deleted),
             True,
-            dead is not None,
+            deleted is not None,
         )
 
     def _bitmap(self) -> DeletionBitmap:
-        """Where to set what is deleted."""
+        """Return the bitmap to set deletions in."""
         if self.deleted_mask() is None:
             self._deleted = DeletionBitmap()
-        assert self._deleted is not None, "made above"
+        assert self._deleted is not None, "set above"
         return self._deleted
 
-    def mark_deleted(self, which: Ints, weights: Ints | None = None) -> SizeCount:
-        gone = mark_deleted(self, self._bitmap(), which, weights)
-        self._subtract_live(*gone)
-        return gone
+    def mark_deleted(self, positions: Ints, weights: Ints | None = None) -> SizeCount:
+        removed = mark_deleted(self, self._bitmap(), positions, weights)
+        self._subtract_live(*removed)
+        return removed
 
-    def mark_deleted_one(self, at: int) -> int | None:
-        size = mark_deleted_one(self, self._bitmap(), at)
+    def mark_deleted_one(self, position: int) -> int | None:
+        size = mark_deleted_one(self, self._bitmap(), position)
         if size is not None:
             self._subtract_live(1, size)
         return size
@@ -507,40 +546,43 @@ class Segment:
         self.has_unsaved_deletions |= records > 0
 
     def encode_deletions(self) -> bytes:
-        """The content of its `.del` file."""
-        made = DeletionVector(self.base, self.stop - self.base)
-        dead = self.deleted_mask()
-        if dead is not None:
-            made.mark(np.flatnonzero(dead) + self.base)
-        return deletion_vector.encode(made)
+        """Encode the content of its `.del` file."""
+        vector = DeletionVector(self.base, self.stop - self.base)
+        deleted = self.deleted_mask()
+        if deleted is not None:
+            vector.mark(np.flatnonzero(deleted) + self.base)
+        return deletion_vector.encode(vector)
 
-    def absorb(self, block: MemTable) -> None:
-        """Take over what a block held, now that the files have it."""
-        assert (block.base, block.origin) == (self.stop, self.size), "a block goes on where its segment ends"
-        self.deleted_mask()  # what the file says is about the seqs that it had until now
-        theirs = block.deleted_mask()
-        if theirs is not None:
-            self._bitmap().set_many(np.flatnonzero(theirs) + self.stop - self.base)
+    def absorb(self, memtable: MemTable) -> None:
+        """Take over a memtable whose records the files have now."""
+        assert (memtable.base, memtable.origin) == (self.stop, self.size), "a memtable continues its segment"
+        self.deleted_mask()  # load the file before it refers to new seqs
+        deleted = memtable.deleted_mask()
+        if deleted is not None:
+            self._bitmap().set_many(np.flatnonzero(deleted) + self.stop - self.base)
             self.has_unsaved_deletions = True
-        self.live_records, self.live_bytes = self.live_records + block.live_records, self.live_bytes + block.live_bytes
-        self.stop, self.size, self.last_ts = block.stop, self.size + block.size, block.last_ts
+        self.live_records, self.live_bytes = (
+            self.live_records + memtable.live_records,
+            self.live_bytes + memtable.live_bytes,
+        )
+        self.stop, self.size, self.last_ts = memtable.stop, self.size + memtable.size, memtable.last_ts
         self.files.unmap(self.base)
 
     def is_resident(self, first: int, stop: int, bytes_max: int) -> bool:
-        """Whether these seqs can be read where nobody may wait: sealed, mapped, checked before, all of them records,
-        little, and in memory at this moment."""
-        home, entries = self.files, (self.stop - self.base) * segment_index.ENTRY_BYTES
-        known = (
+        """Whether these seqs can be read without blocking: sealed, mapped, verified, none deleted, small, and in memory
+        now."""
+        files, entries_bytes = self.files, (self.stop - self.base) * segment_index.ENTRY_BYTES
+        is_loaded = (
             self.is_sealed and self._deletions_loaded and self._footer_bytes is not None and self.rebuilt_index is None
         )
-        dense = self.live_records == self.stop - self.base
-        if not known or not dense or entries > RESIDENT_READ_BYTES_MAX or not home.is_mapped(self.base):
+        is_dense = self.live_records == self.stop - self.base
+        if not is_loaded or not is_dense or entries_bytes > RESIDENT_READ_BYTES_MAX or not files.is_mapped(self.base):
             return False
         shape = self.shape()
         window = None if self._frame_offsets is None else self._frame_offsets.byte_range(first, stop, bytes_max)
         if window is None or not self._is_verified(shape.data.size, *window):
             index = memoryview(shape.index)
-            if len(index) < entries or not is_resident(index):
+            if len(index) < entries_bytes or not is_resident(index):
                 return False
             if (
                 self._frame_offsets is None
@@ -564,28 +606,28 @@ class Segment:
             or self.rebuilt_index is not None
         ):
             return None
-        dead = self.deleted_mask()
-        if dead is not None and dead[first - self.base : stop - self.base].any():
+        deleted = self.deleted_mask()
+        if deleted is not None and deleted[first - self.base : stop - self.base].any():
             return None
-        held = self.files.get_mapped(self.base)
-        if held is not None and self._frame_offsets is not None:
+        mapped = self.files.get_mapped(self.base)
+        if mapped is not None and self._frame_offsets is not None:
             window = self._frame_offsets.byte_range(first, stop, bytes_max)
-            if window is not None and self._is_verified(min(held[0].size, self.size), *window):
-                if resident_at_us is not None and not self._is_recently_resident(held[0], *window, resident_at_us):
+            if window is not None and self._is_verified(min(mapped[0].size, self.size), *window):
+                if resident_at_us is not None and not self._is_recently_resident(mapped[0], *window, resident_at_us):
                     return None
-                found: FrameLocations = [(held[0].fetch(*window), 0)]
-                return lambda: found
+                locations: FrameLocations = [(mapped[0].fetch(*window), 0)]
+                return lambda: locations
         return None if resident_at_us is not None else partial(_locate_frames, self.shape(), first, stop, bytes_max)
 
     def _is_verified(self, size: int, low: int, high: int) -> bool:
-        """Whether these of `size` bytes of data were held against the footer before. It is a segment whose edges are
-        known, so its index was."""
+        """Whether these bytes of `size` bytes of data were verified against the footer. `_frame_offsets` implies a
+        verified index."""
         chunk = self._chunk_bytes
         return high <= size and self._verified_chunks.issuperset(range(low // chunk, -(-high // chunk)))
 
     def _is_recently_resident(self, data: MmapReader, low: int, high: int, now_us: int) -> bool:
-        """Whether these bytes are in memory, as they and those around them were a moment ago: whoever reads goes on
-        from page to page, and to ask for each costs a tenth of it."""
+        """Whether these bytes are in memory, or were a moment ago with their chunk: readers go on from page to page,
+        and a query for each costs a tenth of the page."""
         if high - low > RESIDENT_READ_BYTES_MAX:
             return False
         for chunk in range(low // _RESIDENCY_CHUNK_BYTES, -(-high // _RESIDENCY_CHUNK_BYTES)):
@@ -603,19 +645,19 @@ class Segment:
             return Chunk(
                 empty_rows(), first, Fault(first, shape.stop, 0, "its index is missing and its data is not whole")
             )
-        shown = self.shape() if self.rebuilt_index else shape
-        found = self._check_topic(CODEC.read(shown, first, stop, bytes_max))
-        if found.fault is None or self.rebuilt_index is not None or shape.stop != self.stop or not self.rebuild_index():
-            return found
-        # It was the index that was wrong, not the data.
+        current = self.shape() if self.rebuilt_index else shape
+        chunk = self._check_topic(CODEC.read(current, first, stop, bytes_max))
+        if chunk.fault is None or self.rebuilt_index is not None or shape.stop != self.stop or not self.rebuild_index():
+            return chunk
+        # The index was wrong, not the data.
         return self._check_topic(CODEC.read(self.shape(), first, stop, bytes_max))
 
     def _check_topic(self, chunk: Chunk) -> Chunk:
-        """The chunk, if its frames are this topic's: a file in another one's place is as good as damaged."""
+        """Return the chunk if its frames belong to this topic: a file of another topic counts as damaged."""
         rows = chunk.rows
         if not len(rows):
             return chunk
-        starts = rows.frame_pos[np.append(0, np.flatnonzero(rows.frame_pos[1:] != rows.frame_pos[:-1]) + 1)]
+        starts = rows.frame_starts()
         if (frame.read_headers(rows.buf, starts)["topic_id"] == self.files.topic_id).all():
             return chunk
         first = int(rows.seq[0])

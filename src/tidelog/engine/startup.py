@@ -1,8 +1,8 @@
-"""[shell] Opening an engine: settings, the directory, its lock, recovery, and making ready to write.
+"""Open an engine: settings, directory, lock, recovery, and preparation for writes.
 
-The lock comes before anything is looked at and is let go when opening fails, so that a second
-writer is refused before it could change a byte. What recovery found is brought to disk in an order
-in which each step may be the last one: doing all of it again comes to the same end.
+The lock is taken before anything is read and released if opening fails, so a second writer is refused before it
+changes a byte. The result of recovery is applied to the disk in an order in which each step may be the last one:
+repeating all of it leads to the same state.
 """
 
 from __future__ import annotations
@@ -21,37 +21,35 @@ from tidelog.disk.host import processor_count
 from tidelog.disk.interface import Disk, Lock, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import gap_log, manifest, producer_batches
-from tidelog.engine.checkpoint import SEGMENT_SUFFIXES, CheckpointState
+from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.manifest import GroupRow, Manifest
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, recover
 from tidelog.engine.results import Progress, RecoveryReport
-from tidelog.engine.segment import MmapCache, Segment
+from tidelog.engine.segment import SEGMENT_FILE_PATTERN, SEGMENT_SUFFIXES, MmapCache, Segment
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR, EngineContext, Quota, TopicState
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
-from tidelog.formats import segment_index
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
 QUARANTINE_DIR = "quarantine"
 _ENGINE_DIRS = frozenset((manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR))
 _TOPIC_DIR_PATTERN = re.compile(r"([0-9A-F]{8,16})(\.deleted)?")
-_SEGMENT_FILE_PATTERN = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?")
 _READ_TRIES = 8
 
 
 class OpenedEngine(NamedTuple):
-    shared: EngineContext
+    context: EngineContext
     lock: Lock | None
     topics: dict[str, TopicState]
     next_topic_id: int
     checkpoint_state: CheckpointState
     report: RecoveryReport
-    reopen: Callable[[], OpenedEngine] | None  # for a reader: look again
+    reopen: Callable[[], OpenedEngine] | None  # read-only: open again
 
     def abandon(self) -> None:
-        """Let go of everything, when the last steps to a working engine fail."""
-        for shard in self.shared.shards:
+        """Release everything, if the last steps of opening fail."""
+        for shard in self.context.shards:
             with suppress(Error, OSError):
                 shard.close()
         if self.lock is not None:
@@ -69,13 +67,13 @@ def open_directory(
     progress: Progress | None,
     settings: dict[str, Any],
 ) -> OpenedEngine:
-    """Everything an engine needs to be used; on an error the directory is unlocked and nothing acked was dropped."""
+    """Return everything an engine needs. On an error the directory is unlocked and nothing acknowledged was dropped."""
     limits = _make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
     check_directory(disk, path, read_only=read_only)
 
-    def shared() -> EngineContext:
+    def make_context() -> EngineContext:
         return EngineContext(
             disk,
             clock,
@@ -88,20 +86,20 @@ def open_directory(
         )
 
     if read_only:
-        return _open_reader(shared, progress or _no_progress)
+        return _open_reader(make_context, progress or _no_progress)
     lock = take_lock(disk, path)
     try:
-        return _open_writer(shared, lock, accept_loss=accept_loss, progress=progress or _no_progress)
+        return _open_writer(make_context, lock, accept_loss=accept_loss, progress=progress or _no_progress)
     except BaseException as error:
         lock.release()
         if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
             raise DiskFull(
-                f"{path} cannot be opened for writing, the device has no room ({error}); nothing acked was dropped, "
+                f"{path} cannot be opened for writing, the device is full ({error}); nothing acked was dropped, "
                 "free space and open again"
             ) from error
         if isinstance(error, OSError):
             raise Damaged(
-                f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
+                f"{path} cannot be opened: {error}; nothing acked was dropped, repair the disk and retry"
             ) from error
         raise
 
@@ -118,111 +116,110 @@ def _make_config(config: EngineConfig | None, settings: dict[str, Any]) -> Engin
 
 
 def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
-    """Refuse what is no place for topics; for writing, make it where there is none."""
+    """Raise for a path that cannot hold topics; for writing, create the directory."""
     check_path(path)
-    found = disk.stat(path)
-    if found is not None and not found.is_dir:
+    stat = disk.stat(path)
+    if stat is not None and not stat.is_dir:
         raise BadInput(f"{path} is a file; an engine's data is a directory, nothing was changed")
-    if found is None and read_only:
+    if stat is None and read_only:
         raise NotFound(f"there is no data at {path}; nothing was changed, check the path")
-    if found is not None:
-        there = set(disk.list_dir(path)) - {LOCK_FILE, QUARANTINE_DIR, producer_batches.STAGING_DIR}
-        if there and not there & _ENGINE_DIRS:
+    if stat is not None:
+        names = set(disk.list_dir(path)) - {LOCK_FILE, QUARANTINE_DIR, producer_batches.STAGING_DIR}
+        if names and not names & _ENGINE_DIRS:
             raise BadInput(
-                f"{path} holds {sorted(there)[0]!r} and no topics: it belongs to something else; nothing was changed, "
+                f"{path} holds {sorted(names)[0]!r} and no topics: it belongs to another program; nothing was changed, "
                 "choose another directory"
             )
-        if not there and read_only:
+        if not names and read_only:
             raise NotFound(f"there are no topics in {path}; nothing was changed, check the path")
     if read_only:
         return
     try:
-        disk.make_dir(path)  # also where it is there: its own name may not be durable yet
+        disk.make_dir(path)  # also if it exists: its directory entry may not be durable yet
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise BadInput(f"{path} cannot hold topics: {error}; nothing was changed, choose another place") from error
     except OSError as error:
-        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, mend the disk and retry") from error
+        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, repair the disk and retry") from error
 
 
 def check_not_locked(disk: Disk, path: str) -> None:
-    """Raise Locked where another process writes the directory. Nothing is made where there is none."""
+    """Raise Locked if another process writes the directory. Creates nothing."""
     if disk.stat(join(path, LOCK_FILE)) is not None:
         take_lock(disk, path).release()
 
 
-# ── reading ───────────────────────────────────────────────────────────────────────────────────────
+# ── read-only ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _open_reader(shared: Callable[[], EngineContext], progress: Progress) -> OpenedEngine:
-    """Recovery without its last pass, beside a writer that may be at work: what it takes away while we look is
-    looked for again."""
-    trouble: Error | None = None
+def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) -> OpenedEngine:
+    """Recover without the last pass, beside an active writer: if it removes files meanwhile, try again."""
+    last_error: Error | None = None
     for _ in range(_READ_TRIES):
-        mine, report = shared(), RecoveryReport()
-        before = manifest.list_manifest_numbers(mine.disk, mine.root)[:1]
+        context, report = make_context(), RecoveryReport()
+        newest = manifest.list_manifest_numbers(context.disk, context.root)[:1]
         try:
-            found = recover(mine, report, progress, writable=False)
+            recovered = recover(context, report, progress, writable=False)
         except (Unavailable, FileNotFoundError) as error:
-            trouble = error if isinstance(error, Error) else Unavailable(str(error))
+            last_error = error if isinstance(error, Error) else Unavailable(str(error))
             continue
-        if manifest.list_manifest_numbers(mine.disk, mine.root)[:1] == before:
-            gap_log.drop_known_removals(mine, found.topics, found.loaded.manifest)
-            mine.reload_topics = lambda: _open_reader(shared, progress).topics
+        if manifest.list_manifest_numbers(context.disk, context.root)[:1] == newest:
+            gap_log.drop_known_removals(context, recovered.topics, recovered.loaded.manifest)
+            context.reload_topics = lambda: _open_reader(make_context, progress).topics
             return OpenedEngine(
-                mine,
+                context,
                 None,
-                found.topics,
-                found.next_topic_id,
+                recovered.topics,
+                recovered.next_topic_id,
                 CheckpointState(),
                 report,
-                lambda: _open_reader(shared, progress),
+                lambda: _open_reader(make_context, progress),
             )
-    raise trouble or Unavailable("the directory changes faster than it can be read; nothing was changed, try again")
+    raise last_error or Unavailable("the directory changes faster than it can be read; nothing was changed, try again")
 
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _open_writer(
-    shared: Callable[[], EngineContext], lock: Lock, *, accept_loss: bool, progress: Progress
+    make_context: Callable[[], EngineContext], lock: Lock, *, accept_loss: bool, progress: Progress
 ) -> OpenedEngine:
-    """`_writer`, which on a full disk gives up the reserve of the process before it."""
-    mine = shared()
+    """`_try_open_writer`, which on a full disk gives up the reserve that the previous process left."""
+    context = make_context()
     try:
-        return _try_open_writer(mine, lock, accept_loss=accept_loss, progress=progress)
+        return _try_open_writer(context, lock, accept_loss=accept_loss, progress=progress)
     except (OSError, DiskFull) as error:
         if isinstance(error, OSError) and error.errno not in DISK_FULL_ERRNOS:
             raise
-        for shard in mine.shards:
+        for shard in context.shards:
             with suppress(Error, OSError):
                 shard.close()
-        if not remove_if_exists(mine.disk, join(join(mine.root, WAL_DIR), paths.RESERVE)):
+        if not remove_if_exists(context.disk, join(join(context.root, WAL_DIR), paths.RESERVE)):
             raise
-    return _try_open_writer(shared(), lock, accept_loss=accept_loss, progress=progress)
+    return _try_open_writer(make_context(), lock, accept_loss=accept_loss, progress=progress)
 
 
 def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, progress: Progress) -> OpenedEngine:
     report = RecoveryReport()
-    found = recover(context, report, progress, writable=True)
+    recovered = recover(context, report, progress, writable=True)
     if report.lost and not accept_loss:
         raise Damaged(
             f"{context.root}: " + "; ".join(report.damage) + "; acknowledged records may be lost. Nothing was changed: "
             "open read_only to look, restore a copy, or open with accept_loss to go on without them"
         )
     if report.lost:
-        gap_log.add_wal_losses(context, report, found.topics)
-    gap_log.drop_known_removals(context, found.topics, found.loaded.manifest)
-    _apply_recovery(context, found, report)
+        gap_log.add_wal_losses(context, report, recovered.topics)
+    gap_log.drop_known_removals(context, recovered.topics, recovered.loaded.manifest)
+    _apply_recovery(context, recovered, report)
     keys = paths.shard_keys(context.limits.shards(processor_count()))
     wal = join(context.root, WAL_DIR)
-    first = {
+    next_numbers = {
         group.key: group.replay.next_file_number
-        for group in found.groups
+        for group in recovered.groups
         if group.replay.file_numbers or group.replay.missing_file
     }
     context.disk_reserve.adopt()
     for key in keys:
-        number = first.get(key) or first_file_number(found.loaded, found.groups, key)
+        number = next_numbers.get(key) or first_file_number(recovered.loaded, recovered.groups, key)
         latch = WriteLatch(join(wal, key) if key else wal)
         writer = Writer(
             context.disk,
@@ -234,36 +231,41 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
         )
         context.shards.append(Shard(writer, clock=context.clock, queue_max=context.limits.queue_max))
     context.disk_reserve.restore()
-    there = {group.key for group in found.groups}
-    strange = [group for group in found.groups if group.key not in keys]
-    strangers = tuple(GroupRow(group.key, group.replay.next_file_number, 0) for group in strange)
-    history = CheckpointState(found.loaded.number, found.loaded.manifest.groups, old_layout_shards=strangers)
-    # A loss that was accepted is behind the next manifest, or every start would find it again.
-    history.needs_checkpoint = report.lost or found.has_truncated_source or (bool(there) and there != set(keys))
-    return OpenedEngine(context, lock, found.topics, found.next_topic_id, history, report, None)
+    shard_keys = {group.key for group in recovered.groups}
+    old_shards = [group for group in recovered.groups if group.key not in keys]
+    old_rows = tuple(GroupRow(group.key, group.replay.next_file_number, 0) for group in old_shards)
+    state = CheckpointState(recovered.loaded.number, recovered.loaded.manifest.groups, old_layout_shards=old_rows)
+    # An accepted loss needs a new manifest, or every start would find it again.
+    state.needs_checkpoint = (
+        report.lost or recovered.has_truncated_source or (bool(shard_keys) and shard_keys != set(keys))
+    )
+    return OpenedEngine(context, lock, recovered.topics, recovered.next_topic_id, state, report, None)
 
 
-def _apply_recovery(context: EngineContext, found: RecoveredTopics, report: RecoveryReport) -> None:
-    """6. Bring the disk to what was recovered."""
+def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: RecoveryReport) -> None:
+    """Pass 6: apply the recovered state to the disk."""
     disk, root = context.disk, context.root
     wal = join(root, WAL_DIR)
     for directory in (join(root, manifest.MANIFEST_DIR), wal, join(root, TOPICS_DIR)):
         disk.make_dir(directory)
-    for group in found.groups:
+    for group in recovered.groups:
         directory = paths.shard_directory(wal, group.key)
         report.quarantined += prepare_for_writing(disk, directory, group.replay, quarantine=join(root, QUARANTINE_DIR))
-    live = {core.id: core for core in found.topics.values()}
-    for core in live.values():
-        for part in core.index.parts:
+    live = {topic.id: topic for topic in recovered.topics.values()}
+    for topic in live.values():
+        for part in topic.index.parts:
             if isinstance(part, Segment):
                 _repair_segment(disk, part, report)
     _remove_unnamed_files(
-        context, live, [found.loaded.manifest, *([found.loaded.before] if found.loaded.before else [])], report
+        context,
+        live,
+        [recovered.loaded.manifest, *([recovered.loaded.before] if recovered.loaded.before else [])],
+        report,
     )
 
 
 def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
-    """A segment as long as the manifest says, with an index that fits it."""
+    """Truncate a segment to the length in the manifest and write its rebuilt index."""
     if part.rebuilt_index is not None:
         path = part.files.path(part.base, ".idx")
         replace_file(disk, path, part.rebuilt_index, temporary=f"{path}.rebuilding")
@@ -272,40 +274,32 @@ def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
         part.files.unmap(part.base)
     if part.is_sealed:
         return
-    # A checkpoint that was not finished may have added to it, or even completed it.
-    sealed = [suffix for suffix in (".foot", ".tag") if remove_if_exists(disk, part.files.path(part.base, suffix))]
-    if sealed:
+    # An unfinished checkpoint may have extended it, or even sealed it.
+    removed = [suffix for suffix in (".foot", ".tag") if remove_if_exists(disk, part.files.path(part.base, suffix))]
+    if removed:
         disk.sync_dir(part.files.directory)
-    for suffix, size in ((".data", part.size), (".idx", (part.stop - part.base) * segment_index.ENTRY_BYTES)):
-        stat = disk.stat(part.files.path(part.base, suffix))
-        if stat is not None and stat.size > size:
-            file = disk.open(part.files.path(part.base, suffix), "write")
-            try:
-                file.truncate(size)
-                file.sync()
-            finally:
-                file.close()
+    part.files.truncate(part.base, part.size, part.stop - part.base, sync=True)
     part.files.unmap(part.base)
 
 
 def _remove_unnamed_files(
     context: EngineContext, live: dict[int, TopicState], manifests: Sequence[Manifest], report: RecoveryReport
 ) -> None:
-    """Remove files of ours that neither manifest names. Names that are not ours stay."""
+    """Remove segment files that neither manifest names. Files with other names stay."""
     disk, topics = context.disk, join(context.root, TOPICS_DIR)
-    named = {(topic.id, segment.base) for made in manifests for topic in made.topics for segment in topic.segments}
+    named = {(topic.id, segment.base) for loaded in manifests for topic in loaded.topics for segment in topic.segments}
     for name in disk.list_dir(topics):
-        known = _TOPIC_DIR_PATTERN.fullmatch(name)
-        if known is None:
+        match = _TOPIC_DIR_PATTERN.fullmatch(name)
+        if match is None:
             continue
-        directory, topic_id = join(topics, name), int(known[1], 16)
+        directory, topic_id = join(topics, name), int(match[1], 16)
         if topic_id not in live:
             remove_topic_files(disk, directory)
             report.swept.append(f"{TOPICS_DIR}/{name}")
             continue
         stale = []
         for file in disk.list_dir(directory):
-            segment = _SEGMENT_FILE_PATTERN.fullmatch(file)
+            segment = SEGMENT_FILE_PATTERN.fullmatch(file)
             if segment and (segment[3] or (topic_id, int(segment[1])) not in named):
                 stale.append(file)
         for file in sorted(stale, key=lambda file: SEGMENT_SUFFIXES.index(_segment_suffix(file))):
@@ -317,34 +311,35 @@ def _remove_unnamed_files(
 
 
 def _segment_suffix(file: str) -> str:
-    found = _SEGMENT_FILE_PATTERN.fullmatch(file)
-    assert found is not None, "asked of files that were matched"
-    return found[2]
+    match = SEGMENT_FILE_PATTERN.fullmatch(file)
+    assert match is not None, "called for matched files only"
+    return match[2]
 
 
 def remove_topic_files(disk: Disk, directory: str) -> None:
-    """Remove the files of a topic that was dropped: renamed first, so that what is half gone is not taken for it."""
+    """Remove the files of a dropped topic; the directory is renamed first, so that a partly removed one is not mistaken
+    for a topic."""
     if disk.stat(directory) is None:
         return
-    gone = directory if directory.endswith(".deleted") else f"{directory}.deleted"
-    if gone != directory:
-        disk.rename(directory, gone)
+    renamed = directory if directory.endswith(".deleted") else f"{directory}.deleted"
+    if renamed != directory:
+        disk.rename(directory, renamed)
         disk.sync_dir(directory.rpartition("/")[0])
-    for name in disk.list_dir(gone):
-        if _SEGMENT_FILE_PATTERN.fullmatch(name):
-            remove_if_exists(disk, join(gone, name))
-    disk.sync_dir(gone)
-    if not disk.list_dir(gone):
-        disk.remove_dir(gone)
-        disk.sync_dir(gone.rpartition("/")[0])
+    for name in disk.list_dir(renamed):
+        if SEGMENT_FILE_PATTERN.fullmatch(name):
+            remove_if_exists(disk, join(renamed, name))
+    disk.sync_dir(renamed)
+    if not disk.list_dir(renamed):
+        disk.remove_dir(renamed)
+        disk.sync_dir(renamed.rpartition("/")[0])
 
 
 def checkpoint_error(root: str, error: OSError) -> Error:
-    """The error of a checkpoint that the disk did not take."""
+    """Return the error for a checkpoint that failed with an OSError."""
     if error.errno in DISK_FULL_ERRNOS:
         return DiskFull(
-            f"{root}: no room on the device for a checkpoint; every record is safe in the WAL, free space and retry"
+            f"{root}: the device is too full for a checkpoint; every record is safe in the WAL, free space and retry"
         )
     return WriteFailed(
-        f"{root}: a checkpoint failed ({error}); every record is safe in the WAL, mend the disk and retry"
+        f"{root}: a checkpoint failed ({error}); every record is safe in the WAL, repair the disk and retry"
     )

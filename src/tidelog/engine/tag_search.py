@@ -1,6 +1,6 @@
-"""[shell] Tag search: which rows of a segment carry a tag, or one that begins so.
+"""Tag search: which rows of a segment carry a tag, or a tag with a given prefix.
 
-    rows      0    1    2    3    4    5        tags, sorted, each once     starts   rows by tag
+    rows      0    1    2    3    4    5        tags, sorted, unique        starts   rows by tag
     tags      b    ∅    a    ab   b    a        a                           0        2 5
                                                 ab                          2        3
                                                 b                           3        0 4
@@ -9,14 +9,14 @@
     prefix "a"  →  rows[0:3]       →  2 5 3, sorted
     prefix ""   →  every tagged row; an untagged one is never found
 
-A sealed segment has its index in a file (`formats/tag_index.py`), written when it is sealed and from frames that were
-verified at that moment. A search keeps the directory of the file in memory and reads one block of 4 KiB for a tag:
-its cost does not grow with the number of tags that all segments have together. Where the file is missing or does not
-hold, the segment is scanned and the file is written again. What is not sealed yet is indexed in memory: an index
-of the first rows is kept, and what came since is indexed when a search asks.
+A sealed segment has its index in a file (`formats/tag_index.py`), written when it is sealed from frames that were
+verified then. A search keeps the directory of the file in memory and reads one block of 4 KiB per tag: its cost does
+not grow with the number of tags in all segments. Where the file is missing or damaged, the segment is scanned and the
+file written again. Unsealed parts are indexed in memory: an index of the first rows is cached, later rows are indexed
+when a search needs them.
 
-Tags are bytes and compare as bytes. Built by Arrow and NumPy, 10 000 rows in 0.5 to 2 ms by how many tags differ; a
-search halves, 7 to 27 µs.
+Tags are bytes and compare as bytes. Built by Arrow and NumPy, 10 000 rows in 0.5 to 2 ms depending on the number of
+distinct tags; a lookup is a binary search, 7 to 27 µs.
 """
 
 from __future__ import annotations
@@ -51,67 +51,63 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tidelog.engine")
 TAG_INDEX_SUFFIX: Final = ".tag"
 _NO_LIMIT: Final = 1 << 62
-_UNINDEXED_ROWS_MAX: Final = (
-    1024  # that are indexed anew by each search, before the index of what is not sealed is made again
-)
+_UNINDEXED_ROWS_MAX: Final = 1024  # indexed by each search, before the index of an unsealed part is rebuilt
 
-TagCacheKey: TypeAlias = tuple[int, int, int]  # topic id, base of the segment, rows that were indexed
+TagCacheKey: TypeAlias = tuple[int, int, int]  # topic id, base of the segment, indexed rows
 
-_INDEX_OVERHEAD_BYTES: Final = (
-    1_024  # what an index costs besides its values: four headers, a key, a place in the cache
-)
+_INDEX_OVERHEAD_BYTES: Final = 1_024  # besides its values: four array headers, a key, a cache entry
 
 
 class TagIndex:
-    """Which rows carry which tag. Never changes, so threads share it freely."""
+    """Rows by tag. Immutable, so threads share it freely."""
 
     __slots__ = ("_blob", "_bounds", "_first_row", "_rows", "_starts")
 
     def __init__(self, blob: bytes, bounds: Ints, starts: Ints, rows: NDArray[np.uint32], first_row: int) -> None:
-        self._blob = blob  # the sorted tags, one behind the other
+        self._blob = blob  # the sorted tags, concatenated
         self._bounds = bounds  # tag i is blob[bounds[i] : bounds[i + 1]]
         self._starts = starts  # its rows are rows[starts[i] : starts[i + 1]]
-        self._rows = rows  # rising within a tag; half the size of Ints, and a segment never has 2³² of them
+        self._rows = rows  # ascending within a tag; uint32 halves the size, and a segment never has 2³² rows
         self._first_row = first_row
 
     @classmethod
     def build(cls, tags: pa.Array, first_row: int = 0) -> TagIndex:
-        """The index of this column, whose first value is row `first_row`. Null and empty mean untagged."""
+        """Index this column, whose first value is row `first_row`. Null and empty mean untagged."""
         tags = tags if tags.type == pa.binary() else tags.cast(pa.binary())
         tagged = pc.fill_null(pc.greater(pc.binary_length(tags), 0), False)
         rows = np.flatnonzero(tagged.to_numpy(zero_copy_only=False)).astype(np.uint32)
         encoded = tags.filter(tagged).dictionary_encode()
         order = pc.array_sort_indices(encoded.dictionary)
-        # 16 bits where they do: NumPy then sorts by digits, 10 000 rows in 0.05 ms instead of 0.3 to 0.65.
+        # 16 bits where possible: NumPy then uses a radix sort, 10 000 rows in 0.05 ms instead of 0.3 to 0.65.
         rank = np.empty(len(order), np.uint16 if len(order) <= 1 << 16 else np.uint32)
         rank[order.to_numpy()] = np.arange(len(order))
         ranks = rank[encoded.indices.to_numpy()]
-        # Stable: rows of one tag stay in their order, which is rising.
+        # Stable: rows of one tag stay in ascending order.
         by_tag = rows[np.argsort(ranks, kind="stable")]
         starts = np.zeros(len(order) + 1, np.int64)
         np.cumsum(np.bincount(ranks, minlength=len(order)), out=starts[1:])
         return cls(*_blob_and_offsets(encoded.dictionary.take(order)), starts, by_tag, first_row)
 
     def to_block(self) -> TagBlock:
-        """All of it, as the file of an index has it."""
+        """The content of an index file."""
         return TagBlock(self._blob, self._bounds, self._rows, self._starts)
 
     @property
     def nbytes(self) -> int:
-        """The memory that it holds, about."""
+        """Approximate memory use."""
         return len(self._blob) + self._bounds.nbytes + self._starts.nbytes + self._rows.nbytes + _INDEX_OVERHEAD_BYTES
 
     def find_exact(self, tag: bytes) -> Ints:
-        """The rows that carry this tag, rising."""
-        at = self._count_before(tag)
-        there = at < len(self._starts) - 1 and self._tag(at) == tag
-        return self._rows_between(at, at + there)
+        """Return the rows with this tag, ascending."""
+        pos = self._count_before(tag)
+        is_present = pos < len(self._starts) - 1 and self._tag(pos) == tag
+        return self._rows_between(pos, pos + is_present)
 
-    def find_prefix(self, start: bytes) -> Ints:
-        """The rows whose tag begins so, rising; every tagged row where it is empty."""
-        behind = _prefix_upper_bound(start)
+    def find_prefix(self, prefix: bytes) -> Ints:
+        """Return the rows whose tag has this prefix, ascending; every tagged row for an empty prefix."""
+        upper = _prefix_upper_bound(prefix)
         rows = self._rows_between(
-            self._count_before(start), len(self._starts) - 1 if behind is None else self._count_before(behind)
+            self._count_before(prefix), len(self._starts) - 1 if upper is None else self._count_before(upper)
         )
         rows.sort()
         return rows
@@ -120,7 +116,7 @@ class TagIndex:
         return self._blob[self._bounds[at] : self._bounds[at + 1]]
 
     def _count_before(self, tag: bytes) -> int:
-        """How many of the tags sort before this one."""
+        """Return how many tags sort before this one."""
         return bisect_left(range(len(self._starts) - 1), tag, key=self._tag)
 
     def _rows_between(self, lo: int, hi: int) -> Ints:
@@ -128,73 +124,77 @@ class TagIndex:
 
 
 class TagFile:
-    """The index of a sealed segment in its file: the directory in memory, blocks read when they are needed. Threads
-    share it freely. Where a block does not hold its checksum, `exact` and `prefix` raise Corrupt."""
+    """The index file of a sealed segment: its directory in memory, blocks read on demand. Thread-safe. `find_exact` and
+    `find_prefix` raise Corrupt where a block does not match its checksum."""
 
-    __slots__ = ("_directory", "_home")
+    __slots__ = ("_directory", "_files")
 
-    def __init__(self, home: SegmentFiles, directory: TagDirectory) -> None:
-        self._home, self._directory = home, directory
+    def __init__(self, files: SegmentFiles, directory: TagDirectory) -> None:
+        self._files, self._directory = files, directory
 
     @classmethod
-    def load(cls, home: SegmentFiles, base: int, records: int, foot: bytes) -> TagFile | None:
-        """The index of this segment; None where it has no file. Raises Corrupt, NewerFormat or Damaged."""
-        path = home.path(base, TAG_INDEX_SUFFIX)
-        found = home.disk.stat(path)
-        if found is None:
+    def load(cls, files: SegmentFiles, base: int, records: int, foot: bytes) -> TagFile | None:
+        """Load the index of this segment; None if it has no file. Raises Corrupt, NewerFormat or Damaged."""
+        path = files.path(base, TAG_INDEX_SUFFIX)
+        stat = files.disk.stat(path)
+        if stat is None:
             return None
-        head = home.read_range(base, TAG_INDEX_SUFFIX, 0, tag_index.HEAD_BYTES)
-        lead = tag_index.directory_end(head, path)
-        if lead > found.size:
-            raise Corrupt(path, pos=36, reason=f"its directory ends at byte {lead}, the file at {found.size}")
-        directory = tag_index.decode_directory(home.read_range(base, TAG_INDEX_SUFFIX, 0, lead), found.size, path)
+        head = files.read_range(base, TAG_INDEX_SUFFIX, 0, tag_index.HEAD_BYTES)
+        directory_end = tag_index.directory_end(head, path)
+        if directory_end > stat.size:
+            raise Corrupt(path, pos=36, reason=f"its directory ends at byte {directory_end}, the file at {stat.size}")
+        directory = tag_index.decode_directory(
+            files.read_range(base, TAG_INDEX_SUFFIX, 0, directory_end), stat.size, path
+        )
         if (directory.base, directory.records, directory.footer_xxh3) != (base, records, xxh3_64_intdigest(foot)):
             raise Corrupt(path, pos=8, reason="it is the index of another segment")
-        return cls(home, directory)
+        return cls(files, directory)
 
     @property
     def nbytes(self) -> int:
-        """The memory that it holds, about."""
+        """Approximate memory use."""
         return self._directory.nbytes + _INDEX_OVERHEAD_BYTES
 
     def find_exact(self, tag: bytes) -> Ints:
-        """The rows that carry this tag, rising."""
+        """Return the rows with this tag, ascending."""
         directory = self._directory
         number = bisect_right(range(directory.blocks), tag, key=directory.first_tag) - 1
         if number < 0:
             return _NO_ROWS
         (block,) = self._read_blocks(number, number + 1)
-        at = bisect_left(range(len(block.bounds) - 1), tag, key=block.tag)
-        there = at < len(block.bounds) - 1 and block.tag(at) == tag
-        return block.rows[block.starts[at] : block.starts[at + there]].astype(np.int64)
+        pos = bisect_left(range(len(block.bounds) - 1), tag, key=block.tag)
+        is_present = pos < len(block.bounds) - 1 and block.tag(pos) == tag
+        return block.rows[block.starts[pos] : block.starts[pos + is_present]].astype(np.int64)
 
-    def find_prefix(self, start: bytes) -> Ints:
-        """The rows whose tag begins so, rising; every tagged row where it is empty."""
-        directory, behind = self._directory, _prefix_upper_bound(start)
-        every = range(directory.blocks)
-        first = max(bisect_right(every, start, key=directory.first_tag) - 1, 0)
-        stop = directory.blocks if behind is None else bisect_left(every, behind, key=directory.first_tag)
+    def find_prefix(self, prefix: bytes) -> Ints:
+        """Return the rows whose tag has this prefix, ascending; every tagged row for an empty prefix."""
+        directory, upper = self._directory, _prefix_upper_bound(prefix)
+        blocks = range(directory.blocks)
+        first = max(bisect_right(blocks, prefix, key=directory.first_tag) - 1, 0)
+        stop = directory.blocks if upper is None else bisect_left(blocks, upper, key=directory.first_tag)
         found = [_NO_ROWS]
         for block in self._read_blocks(first, stop):
-            some = range(len(block.bounds) - 1)
-            lo = bisect_left(some, start, key=block.tag)
-            hi = len(some) if behind is None else bisect_left(some, behind, key=block.tag)
+            tags = range(len(block.bounds) - 1)
+            lo = bisect_left(tags, prefix, key=block.tag)
+            hi = len(tags) if upper is None else bisect_left(tags, upper, key=block.tag)
             found.append(block.rows[block.starts[lo] : block.starts[hi]].astype(np.int64))
         rows = np.concatenate(found)
         rows.sort()
         return rows
 
     def _read_blocks(self, first: int, stop: int) -> list[TagBlock]:
-        """Blocks [first, stop), with one read."""
+        """Read blocks [first, stop) at once."""
         if first >= stop:
             return []
         directory = self._directory
-        at = directory.block_pos
-        start = int(at[first])
-        buf = memoryview(self._home.read_range(directory.base, TAG_INDEX_SUFFIX, start, int(at[stop])))
-        path = self._home.path(directory.base, TAG_INDEX_SUFFIX)
+        positions = directory.block_pos
+        start = int(positions[first])
+        buf = memoryview(self._files.read_range(directory.base, TAG_INDEX_SUFFIX, start, int(positions[stop])))
+        path = self._files.path(directory.base, TAG_INDEX_SUFFIX)
         return [
-            tag_index.decode_block(directory, number, buf[int(at[number]) - start : int(at[number + 1]) - start], path)
+            tag_index.decode_block(
+                directory, number, buf[int(positions[number]) - start : int(positions[number + 1]) - start], path
+            )
             for number in range(first, stop)
         ]
 
@@ -207,20 +207,21 @@ _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 def search_part(topic: TopicState, part: Part, first: int, stop: int, match: Match) -> Ints:
-    """The seqs of [first, stop) of a part whose tag matches, rising. Without the topic's lock: it is taken for what a
-    part that still grows needs. Raises Corrupt where the records cannot be read."""
+    """Return the seqs of [first, stop) of a part whose tag matches, ascending. Called without the topic's lock, which
+    is taken for a part that still grows. Raises Corrupt where records cannot be read."""
     if isinstance(part, Segment) and part.is_sealed:
         rows = _search_sealed(topic, part, match)
     else:
         with topic.lock:
-            grown = _GrowingPart(topic, part, stop)
-        rows = grown.search(match)
+            snapshot = _GrowingPart(topic, part, stop)
+        rows = snapshot.search(match)
     seqs = rows + part.base
     return seqs[(seqs >= first) & (seqs < stop)]
 
 
 def search_part_locked(topic: TopicState, part: Part, first: int, stop: int, match: Match) -> Ints:
-    """`search` of a few rows with the topic's lock held, and of any by replay, when no other thread is there."""
+    """`search_part` of a few rows with the topic's lock held, and of any number during replay, when there are no other
+    threads."""
     if isinstance(part, Segment) and part.is_sealed:
         seqs = _search_sealed(topic, part, match, locked=True) + part.base
         return seqs[(seqs >= first) & (seqs < stop)]
@@ -239,8 +240,7 @@ def _has_tags(part: Part, first: int, stop: int) -> bool:
 
 
 def build_index(part: Part, first: int, stop: int) -> TagIndex:
-    """The index of these records, made from frames that are verified by reading them. With the topic's lock where the
-    part still grows."""
+    """Index these records; reading them verifies their frames. With the topic's lock where the part still grows."""
     return _index_of_chunk(part, first, part.reader(first, stop, _NO_LIMIT)())
 
 
@@ -253,25 +253,25 @@ def _index_of_chunk(part: Part, first: int, chunk: Chunk) -> TagIndex:
 
 
 class _GrowingPart:
-    """A part that is not sealed, as it is now. Made with the topic's lock held, searched without it."""
+    """A snapshot of an unsealed part. Created with the topic's lock held, searched without it."""
 
     def __init__(self, topic: TopicState, part: Part, stop: int) -> None:
         self._tags, self._part, self._key = topic.context.tag_cache, part, (topic.id, part.base)
         self._rows = stop - part.base
-        held = self._tags.get_with_rows(*self._key)
-        self._held = held[1] if held is not None and held[0] <= self._rows else None
-        indexed = held[0] if held is not None and self._held is not None else 0
+        cached = self._tags.get_with_rows(*self._key)
+        self._cached = cached[1] if cached is not None and cached[0] <= self._rows else None
+        indexed = cached[0] if cached is not None and self._cached is not None else 0
         if self._rows - indexed > max(_UNINDEXED_ROWS_MAX, indexed // 2):
-            self._held, indexed = None, 0
+            self._cached, indexed = None, 0
         self._first = part.base + indexed
-        self._look = part.reader(self._first, stop, _NO_LIMIT) if indexed < self._rows else None
-        self._tagged = self._look is not None and _has_tags(part, self._first, stop)
+        self._read = part.reader(self._first, stop, _NO_LIMIT) if indexed < self._rows else None
+        self._has_tags = self._read is not None and _has_tags(part, self._first, stop)
 
     def search(self, match: Match) -> Ints:
-        found = [] if self._held is None else [_matching_rows(self._held, match)]
-        if self._look is not None and self._tagged:
-            fresh = _index_of_chunk(self._part, self._first, self._look())
-            if self._held is None:
+        found = [] if self._cached is None else [_matching_rows(self._cached, match)]
+        if self._read is not None and self._has_tags:
+            fresh = _index_of_chunk(self._part, self._first, self._read())
+            if self._cached is None:
                 self._tags.put((*self._key, self._rows), fresh)
             found.append(_matching_rows(fresh, match))
         return np.concatenate([_NO_ROWS, *found])
@@ -279,9 +279,9 @@ class _GrowingPart:
 
 def _search_sealed(topic: TopicState, segment: Segment, match: Match, *, locked: bool = False) -> Ints:
     if segment.has_tags is None:
-        # A stat, where the index would be read whole: a first search after a start looks at every segment.
-        there = segment.files.disk.stat(segment.files.path(segment.base, TAG_INDEX_SUFFIX)) is not None
-        segment.has_tags = there or _has_tags(segment, segment.base, segment.stop)
+        # A stat, instead of reading the whole index: the first search after a start visits every segment.
+        has_file = segment.files.disk.stat(segment.files.path(segment.base, TAG_INDEX_SUFFIX)) is not None
+        segment.has_tags = has_file or _has_tags(segment, segment.base, segment.stop)
     if not segment.has_tags:
         return _NO_ROWS
     key = (topic.id, segment.base, segment.stop - segment.base)
@@ -292,7 +292,7 @@ def _search_sealed(topic: TopicState, segment: Segment, match: Match, *, locked:
     except (Corrupt, Damaged) as error:
         if not isinstance(topic.context.tag_cache.peek(topic.id, segment.base), TagFile):
             raise
-        # A block of the file does not hold, or the file is gone: the records say the same.
+        # A block does not match its checksum, or the file is gone: rebuild from the records.
         topic.context.tag_cache.drop(topic.id, segment.base)
         index = _rebuild_index(topic, segment, str(error), locked=locked)
         topic.context.tag_cache.put(key, index)
@@ -300,7 +300,7 @@ def _search_sealed(topic: TopicState, segment: Segment, match: Match, *, locked:
 
 
 def _load_index(topic: TopicState, segment: Segment, *, locked: bool) -> Searchable:
-    """The index of a sealed segment from its file, or from its records where the file does not serve."""
+    """Load the index of a sealed segment from its file, or build it from its records."""
     foot = segment.read_footer()
     reason = "there is no file"
     if foot is not None:
@@ -314,87 +314,87 @@ def _load_index(topic: TopicState, segment: Segment, *, locked: bool) -> Searcha
 
 
 def _rebuild_index(topic: TopicState, segment: Segment, reason: str, *, locked: bool) -> Searchable:
-    """The index from the records, and its file written again. A failure to write leaves the index in memory."""
+    """Build the index from the records and write its file again. If that fails, the index stays in memory."""
     index = build_index(segment, segment.base, segment.stop)
     topic.context.tag_cache.scan_count += 1
     _log.info("%s: segment %d was scanned for its tags: %s", topic.name, segment.base, reason)
     foot = segment.read_footer()
     if foot is None or locked or not topic.context.shards or topic.context.is_replaying:
         return index
-    home, base = segment.files, segment.base
+    files, base = segment.files, segment.base
     with topic.context.tag_cache.write_lock:
         try:
-            made = tag_index.encode(base, xxh3_64_intdigest(foot), segment.stop - base, index.to_block())
-            replace_file(home.disk, home.path(base, TAG_INDEX_SUFFIX), made)
+            content = tag_index.encode(base, xxh3_64_intdigest(foot), segment.stop - base, index.to_block())
+            replace_file(files.disk, files.path(base, TAG_INDEX_SUFFIX), content)
             with topic.lock:
-                gone = topic.is_dropped or segment not in topic.index.parts
-            if gone:  # a checkpoint let go of it meanwhile
-                remove_if_exists(home.disk, home.path(base, TAG_INDEX_SUFFIX))
+                is_removed = topic.is_dropped or segment not in topic.index.parts
+            if is_removed:  # a checkpoint let go of it meanwhile
+                remove_if_exists(files.disk, files.path(base, TAG_INDEX_SUFFIX))
                 return index
         except OSError as error:
             _log.warning("%s: the tag index of segment %d was not written: %s", topic.name, base, error)
             return index
-    return TagFile.load(home, base, segment.stop - base, foot) or index
+    return TagFile.load(files, base, segment.stop - base, foot) or index
 
 
 def encode_tag_index(base: int, foot: bytes, rows: Rows) -> bytes | None:
-    """The file of the index of a segment with this footer and these rows; None where no row has a tag."""
+    """Encode the index file of a segment with this footer and these rows; None if no row has a tag."""
     if rows.tag is None or not len(rows) or not int(rows.tag.size.max()):
         return None
-    made = TagIndex.build(to_binary_array(rows.buf, rows.tag))
-    return tag_index.encode(base, xxh3_64_intdigest(foot), len(rows), made.to_block())
+    index = TagIndex.build(to_binary_array(rows.buf, rows.tag))
+    return tag_index.encode(base, xxh3_64_intdigest(foot), len(rows), index.to_block())
 
 
-def write_tag_index(home: SegmentFiles, base: int, foot: bytes, rows: Rows) -> None:
-    """Write the index of a segment that is being sealed, from rows whose frames were verified; none where it has no
-    tags. The name is durable with the footer's, which follows."""
-    path, content = home.path(base, TAG_INDEX_SUFFIX), encode_tag_index(base, foot, rows)
+def write_tag_index(files: SegmentFiles, base: int, foot: bytes, rows: Rows) -> None:
+    """Write the index of a segment that is being sealed, from verified rows; none if it has no tags. The file name
+    becomes durable with the footer's, which follows."""
+    path, content = files.path(base, TAG_INDEX_SUFFIX), encode_tag_index(base, foot, rows)
     if content is None:
-        remove_if_exists(home.disk, path)  # an earlier attempt's
+        remove_if_exists(files.disk, path)  # of an earlier attempt
         return
-    write_temporary(home.disk, f"{path}.tmp", content)
-    home.disk.rename(f"{path}.tmp", path)
+    write_temporary(files.disk, f"{path}.tmp", content)
+    files.disk.rename(f"{path}.tmp", path)
 
 
-def _prefix_upper_bound(start: bytes) -> bytes | None:
-    """The least value that sorts behind everything that begins so; None where there is nothing behind."""
-    head = start.rstrip(b"\xff")
+def _prefix_upper_bound(prefix: bytes) -> bytes | None:
+    """Return the least value after every value with this prefix; None if there is none."""
+    head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes((head[-1] + 1,)) if head else None
 
 
 def _blob_and_offsets(values: pa.Array) -> tuple[bytes, Ints]:
-    """The values of a binary column one behind the other, and where each begins and the last one ends."""
+    """Return the values of a binary column concatenated, and the offset of each and of the end."""
     _, ends, data = values.buffers()
-    at = np.frombuffer(ends, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    return bytes(memoryview(data)[at[0] : at[-1]]), at - at[0]
+    offsets = np.frombuffer(ends, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    return bytes(memoryview(data)[offsets[0] : offsets[-1]]), offsets - offsets[0]
 
 
 class CacheStats(NamedTuple):
     hits: int
     misses: int
-    evictions: int  # left to make room
+    evictions: int  # removed for newer ones
     entries: int
     nbytes: int
 
 
 class TagCache:
-    """Keeps the indexes used last, `bytes_max` of them together. Safe to call from any thread.
+    """LRU cache of tag indexes with a total of `bytes_max`. Thread-safe.
 
-    A segment that grew is asked for with more rows; its index then takes the place of the shorter
-    one, so that a topic which is written and deleted from in turn does not fill the cache with its
-    own past. Ids and bases are never given to other records: what is late is useless, not wrong.
+    A segment that grew is looked up with more rows; its index then replaces the shorter one, so a topic that alternates
+    between writes and deletes does not fill the cache with its own past. Ids and bases are never reused: a late entry
+    is useless, not wrong.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.scan_count = 0  # sealed segments whose records were read because no file served
-        self.write_lock = Lock()  # one file at a time
+        self.scan_count = 0  # sealed segments that were scanned for lack of a usable file
+        self.write_lock = Lock()  # one index file at a time
         self._bytes_max = bytes_max
         self._entries: OrderedDict[tuple[int, int], tuple[int, Searchable]] = OrderedDict()
         self._nbytes = self._hits = self._misses = self._evictions = 0
         self._guard = Lock()
 
     def get_with_rows(self, topic_id: int, base: int) -> tuple[int, Searchable] | None:
-        """The index of this segment that is kept, and how many rows it has."""
+        """Return the cached index of this segment and its number of rows."""
         with self._guard:
             return self._entries.get((topic_id, base))
 
@@ -403,12 +403,12 @@ class TagCache:
         return None if held is None else held[1]
 
     def put(self, key: TagCacheKey, index: Searchable) -> None:
-        """Keep an index for the next search."""
+        """Cache an index."""
         with self._guard:
             self._put(key[:2], key[2], index)
 
     def get(self, key: TagCacheKey, build: Callable[[], Searchable]) -> Searchable:
-        """The index of these rows. It is built outside the lock, so one slow segment holds up nobody else's."""
+        """Return the index of these rows, built outside the lock so that a slow segment does not block others."""
         topic_id, base, rows = key
         with self._guard:
             held = self._entries.get((topic_id, base))
@@ -425,8 +425,8 @@ class TagCache:
     def drop(self, topic_id: int, base: int | None = None) -> None:
         """Forget one segment's index, or all of a topic's."""
         with self._guard:
-            gone = [key for key in self._entries if key[0] == topic_id and base in (None, key[1])]
-            for key in gone:
+            dropped = [key for key in self._entries if key[0] == topic_id and base in (None, key[1])]
+            for key in dropped:
                 self._nbytes -= self._entries.pop(key)[1].nbytes
 
     def stats(self) -> CacheStats:
@@ -435,7 +435,7 @@ class TagCache:
 
     def _put(self, segment: tuple[int, int], rows: int, index: Searchable) -> None:
         held = self._entries.get(segment)
-        # Another thread may have built the same rows, or more of them, in the meantime.
+        # Another thread may have built the same rows or more meanwhile.
         if index.nbytes > self._bytes_max or (held is not None and held[0] >= rows):
             return
         if held is not None:

@@ -1,4 +1,4 @@
-"""A topic, as a program holds it. Every method may be called from any thread."""
+"""The public handle of a topic. Every method may be called from any thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from tidelog.engine import (
     consistency,
     delete,
     json_pages,
+    producer_batches,
     read,
     retention,
-)
-from tidelog.engine import (
-    producer_batches as numbered,
-)
-from tidelog.engine import (
-    segment_listing as segments,
+    segment_listing,
 )
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.config import TopicConfig
@@ -45,7 +41,7 @@ from tidelog.wal import CommitFuture, Shard
 
 @defer_signals_in("append_nowait", "append_arrow", "append_numbered", "submit", "delete", "seal")
 class Topic:
-    """A durable, numbered sequence of records. `Engine.topic` makes one."""
+    """A durable, numbered sequence of records. Created by `Engine.topic`."""
 
     def __init__(self, topic: TopicState) -> None:
         self._state = topic
@@ -55,10 +51,10 @@ class Topic:
 
     @property
     def _topic_state(self) -> TopicState:
-        """What is behind it, for other parts of the engine."""
+        """Its internal state, for other parts of the engine."""
         return self._state
 
-    # ── what it is ────────────────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
@@ -70,7 +66,7 @@ class Topic:
 
     @property
     def epoch(self) -> int:
-        """Changes when a topic of this name is dropped and made again."""
+        """Changes when a topic of this name is dropped and created again."""
         return self._state.id
 
     @property
@@ -84,7 +80,7 @@ class Topic:
 
     @property
     def earliest_seq(self) -> int:
-        """The first record that is there; one past the head where none is."""
+        """The first live record; one past the head if there is none."""
         return self.state().earliest_seq
 
     @property
@@ -94,26 +90,26 @@ class Topic:
 
     @property
     def count(self) -> int:
-        """Records that are there."""
+        """Number of live records."""
         return self.state().count
 
     @property
     def bytes(self) -> int:
-        """Bytes of their data and meta."""
+        """Bytes of data and meta of live records."""
         return self.state().bytes
 
     @property
     def priority(self) -> int:
-        """How urgent it is to tell of its records: as configured, or by how lately somebody read them."""
+        """The rank of its records when readers compete: as configured, or by the time since the last read."""
         return self._state.priority()
 
     @property
     def shard(self) -> Shard:
-        """Where its writes wait for the disk."""
+        """The WAL shard of its writes."""
         return self._state.shard
 
     def state(self) -> TopicInfo:
-        """All of the above at one moment, as old records have it at that moment."""
+        """All of the above at one moment, after expiry."""
         retention.refresh_for_read(self._state)
         state = self._state.info()
         retention.persist_floor(self._state, state.evict_floor)
@@ -121,7 +117,7 @@ class Topic:
 
     @property
     def version(self) -> Hashable:
-        """Stands still as long as a read from the same place finds the same records."""
+        """Unchanged as long as a read from the same cursor finds the same records."""
         return self._state.version()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
@@ -135,18 +131,18 @@ class Topic:
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
     ) -> Appended:
-        """Write records; return when the topic's class allows it, with the seqs they got.
+        """Write records and return their seqs once the topic's class acknowledges them.
 
-        A list or a tuple is a batch of records, written as a whole or not at all; anything else is one record. A
-        record is bytes, or any JSON value. `tag` (to delete by), `node` (where it comes from) and `meta` are for all of
-        them, or lists with one for each. A second write with the same `key` within the topic's window writes nothing
-        and returns the first one's seqs.
+        A list or a tuple is a batch of records, written completely or not at all; anything else is one record. A record
+        is bytes or any JSON value. `tag` (to delete by), `node` (its origin) and `meta` apply to all records, or are
+        lists with one value per record. A second write with the same `key` within the topic's window writes nothing and
+        returns the first one's seqs.
         """
         batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
         with DEFER_SIGNALS:
-            token = self._append(batch, key)
-            token.try_commit()
-        return token.wait()  # where another thread commits, this one may be interrupted: its record is on its way
+            future = self._append(batch, key)
+            future.try_commit()
+        return future.wait()  # outside DEFER_SIGNALS: while another thread commits, this wait may be interrupted
 
     def append_nowait(
         self,
@@ -157,14 +153,14 @@ class Topic:
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
     ) -> CommitFuture[Appended]:
-        """`append` without waiting: the token's `wait` returns what `append` would, or raises what it would."""
-        token = self._append(batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta), key)
+        """`append` without waiting: the future's `wait` returns or raises what `append` would."""
+        future = self._append(batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta), key)
         self._state.shard.wake_writer()
-        return token
+        return future
 
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
-        """Write the rows of a table as one batch: a column `data` (binary or text), and where there are such columns
-        `tag`, `node`, `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are not taken over."""
+        """Write the rows of a table as one batch: a column `data` (binary or text), and optionally `tag`, `node`,
+        `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are ignored."""
         return self._append(batch_encoder.batch_from_table(self._state.context.limits, table), key).wait()
 
     def append_numbered(
@@ -176,73 +172,76 @@ class Topic:
         sum: tuple[int, int],
         query_id: str = "",
     ) -> Appended:
-        """Write the rows of all these tables, as `append_arrow` takes them, as one batch of a writer that numbers its
-        batches: one range of seqs, all of it or nothing, synced whatever the topic's class is.
+        """Write the rows of all tables, as in `append_arrow`, as one batch of a producer that numbers its batches: one
+        range of seqs, all or nothing, synced in every class.
 
-        A batch that was written before, also before a restart, is not written again: its seqs are returned
-        (`deduped`). `sum` says what is in it. The same number with another sum, and a number below one that was
-        written, are a BatchConflict.
+        A batch that was written before, also before a restart, is not written again: its seqs are returned (`deduped`).
+        `sum` is its checksum. The same number with another sum, and a number below a written one, raise BatchConflict.
 
-        `query_id` tells two queries that write under one name apart. Under the id that wrote the newest batch, that
-        batch is a repetition whatever its sum: its source may have changed since. Under another id every batch is a
-        BatchConflict, because the writer lost its checkpoint. "": not known, only the sum decides.
+        `query_id` distinguishes two queries that write under one name. Under the id that wrote the newest batch, that
+        batch is a repetition whatever its sum: its source may have changed since. Under another id every batch raises
+        BatchConflict, because the producer lost its checkpoint. "": unknown, only the sum decides.
         """
         parts = (
-            tables if isinstance(tables, MultiBatch) else numbered.prepare_tables(self._state.context.limits, tables)
+            tables
+            if isinstance(tables, MultiBatch)
+            else producer_batches.prepare_tables(self._state.context.limits, tables)
         )
-        return numbered.append_producer_batch(self._state, parts, writer, number, sum, query_id)
+        return producer_batches.append_producer_batch(self._state, parts, writer, number, sum, query_id)
 
     def producer_batches(self, writer: str) -> dict[int, BatchRange]:
-        """The last batches that this writer has written, by number."""
+        """Return the last batches of this producer, by number."""
         with self._state.lock:
             self._state.check_open()
             return dict(self._state.producer_batches.get(writer, {}))
 
     def _append(self, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False) -> CommitFuture[Appended]:
         retention.expire_records(self._state)
-        token = append.submit_append(self._state, batch, key, durable=durable)
+        future = append.submit_append(self._state, batch, key, durable=durable)
         if self._state.is_ephemeral:
             self._state.notify_listeners()
-        return token
+        return future
 
     def submit(
         self, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
     ) -> CommitFuture[Appended]:
-        """`append` of a batch that was made before, without waiting and without waking anybody for it: whoever drives
-        the commits does. Where old records have to go first (`is_due`) this waits for that. `synced`: it is durable
-        when its token is set, in every class but `ephemeral`."""
+        """`append` of a prepared batch, without waiting and without waking the writer thread: the caller drives the
+        commits.
+
+        Blocks if records have to expire first (`needs_expiry`). `durable`: the future completes when the batch is
+        synced, in every class but `ephemeral`.
+        """
         return self._append(batch, key, durable=durable)
 
     @property
     def has_no_write_limits(self) -> bool:
-        """Whether a write is taken however much is there: no cap refuses it, nothing has to expire for it, and there is
-        no quota."""
-        core = self._state
-        config = core.config
-        return config.discard == "old" and not config.ttl_ms and not core.context.limits.total_bytes_max
+        """Whether a write is accepted regardless of the topic's size: no rejecting cap, no ttl, no quota."""
+        topic = self._state
+        config = topic.config
+        return config.discard == "old" and not config.ttl_ms and not topic.context.limits.total_bytes_max
 
     @property
     def has_upstream(self) -> bool:
-        """Whether routers bring records to it."""
+        """Whether routers write to it."""
         return self._state.upstream is not None
 
     @property
     def has_routers(self) -> bool:
-        """Whether routers bring records to it or take them from it."""
+        """Whether routers write to it or read from it."""
         return self._state.upstream is not None or bool(self._state.downstream)
 
     @property
     def is_floor_durable(self) -> bool:
-        """Whether `state` can be had without waiting for the disk."""
+        """Whether `state` does not block on the disk."""
         return retention.is_floor_durable(self._state)
 
     def is_floor_durable_for(self, from_seq: int) -> bool:
-        """Whether a read from this cursor does not have to make a floor durable first, which waits for the disk."""
+        """Whether a read from this cursor does not have to make a floor durable first, which blocks on the disk."""
         return retention.is_floor_durable(self._state, from_seq)
 
     @property
     def needs_expiry(self) -> bool:
-        """Whether a write would first have to make an expiry durable, which waits for the disk."""
+        """Whether a write would first have to make an expiry durable, which blocks on the disk."""
         return retention.needs_expiry(self._state)
 
     def delete(
@@ -253,13 +252,15 @@ class Topic:
         seqs: Sequence[int] | None = None,
         actor: str | None = None,
     ) -> Deleted:
-        """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` all that begin so), both,
-        or `seqs`. Only what is there now is meant. Readers pass over them in silence; the ledger of gaps tells who did
-        it (`actor`) and when."""
+        """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` a prefix), both, or by
+        `seqs`.
+
+        Only records that exist now are deleted. Readers skip them without a gap; the gap log records `actor` and time.
+        """
         return delete.delete_records(self._state, match, before_seq, seqs, actor)
 
     def queue(self) -> Queue:
-        """The same topic as a queue: its jobs, handed out under leases. Raises NotAQueue where it is a log."""
+        """The same topic as a queue: its jobs, delivered under leases. Raises NotAQueue if it is a log."""
         if self._state.config.type != "queue":
             raise NotAQueue(self.name)
         return Queue(self, get_queue_state(self._state))
@@ -273,16 +274,16 @@ class Topic:
         rate: float | None = None,
         limit: int | None = None,
     ) -> RedriveResult:
-        """Give dead letters back to the queue that each came from, or to the queue `to`, and delete them here.
+        """Move dead letters back to the queue that each came from, or to the queue `to`, and delete them here.
 
-        All of them, or those whose tag matches (as in `delete`) and for which `where(record)` holds; at most `limit`,
-        at most `rate` a second. Each batch is written to its queue before it is deleted: a crash between the two may
-        double one batch and never loses one.
+        All of them, or those whose tag matches (as in `delete`) and for which `where(record)` is true; at most `limit`,
+        at most `rate` per second. Each batch is written to its queue before it is deleted: a crash in between may
+        duplicate one batch and never loses one.
         """
         return redrive_records(self._state, to=to, match=match, where=where, rate=rate, limit=limit)
 
     def seal(self) -> None:
-        """Let the next record start another segment; the next checkpoint completes this one."""
+        """Start another segment with the next record; the next checkpoint completes this one."""
         with self._state.lock:
             self._state.check_writable()
             self._state.index.roll_segment()
@@ -300,12 +301,12 @@ class Topic:
         timeout: float | None = 0.0,
         strong: bool = False,
     ) -> Page:
-        """The records behind `from_seq`: it is the last seq the reader has, 0 before the first.
+        """Return the records after `from_seq`, the last seq the reader has; 0 before the first.
 
-        At most `limit` of them and about `bytes_max` bytes; none of `node`, which is usually the reader's own. Where
-        there is nothing yet, wait up to `timeout` seconds for it. `page.next_from_seq` is where to go on, and
-        `page.gap` tells of records that were lost before they could be read. `strong`: only records that survive a
-        power cut, whatever the topic's consistency is; the read syncs what is published first.
+        At most `limit` records and about `bytes_max` bytes; none of `node`, which is usually the reader's own. If there
+        are none yet, wait up to `timeout` seconds. Continue from `page.next_from_seq`; `page.gap` reports records that
+        were lost before they could be read. `strong`: only records that survive a power cut, whatever the topic's
+        consistency is; the read syncs published records first.
         """
         return read.wait_for_page(
             self._state, from_seq, limit, read.parse_nodes(node), bytes_max, timeout, strong=strong
@@ -320,17 +321,17 @@ class Topic:
         on_gap: OnGap = "fail",
         strong: bool = False,
     ) -> Iterator[Record | Gap]:
-        """Records as they are written, until none came for `timeout` seconds; None: for ever.
+        """Yield records as they are written, until none arrived for `timeout` seconds; None: forever.
 
-        Of a topic that was opened for reading, records of the process that writes are seen within about 0.2 s.
+        In a read-only engine, records of the writing process are seen within about 0.2 s.
 
-        Where records were lost to a cap or to age before they were read: `fail` raises GapFound, `emit` yields the
-        Gap in their place, `skip` goes on. `strong`: as for `read`.
+        Where records were lost to a cap or to age before they were read, `fail` raises GapFound, `emit` yields the Gap
+        in their place, `skip` continues. `strong`: as for `read`.
         """
         return read.follow_records(self._state, from_seq, read.parse_nodes(node), timeout, on_gap, strong=strong)
 
     def __iter__(self) -> Iterator[Record | Gap]:
-        """All records that are there now."""
+        """Yield all records that exist now."""
         return self.follow(timeout=0.0, on_gap="skip")
 
     def read_json(
@@ -343,28 +344,27 @@ class Topic:
         show: FieldSelection,
         strong: bool = False,
     ) -> JsonPage:
-        """`read`, with records as JSON text that is ready to be sent. `strong`: only what survives a power cut,
-        whatever the topic's consistency is."""
+        """`read`, with records as JSON text that is ready to be sent."""
         return json_pages.read_json_page(self._state, from_seq, limit, nodes, bytes_max, show, strong=strong)
 
     def can_read_without_blocking(
         self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False
     ) -> bool:
-        """Whether `read_json` from here needs memory alone, and may be called where nobody may wait. Without a limit,
-        or for a reader that leaves out a node's records: whether they are in no file."""
+        """Whether `read_json` from here needs memory alone. Without a limit, or for a reader that excludes nodes:
+        whether the records are in memtables."""
         return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
 
     def read_cached_json(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> JsonPage | None:
-        """What `read_json` gives where everything is shown, if it is records that are JSON data and nothing else, in
-        memory at this moment. None says nothing: ask `is_quick`, or wait for it."""
+        """`read_json` with all fields, if the records are plain JSON data in memory. None decides nothing: ask
+        `can_read_without_blocking`, or read."""
         return json_pages.read_cached_page(self._state, from_seq, limit, bytes_max, strong=strong)
 
     def is_durable_for(self, strong: bool) -> bool:
-        """Whether a read does not have to sync what it is to show first."""
+        """Whether a read needs no sync first."""
         return consistency.is_durable_to_head(self._state, strong)
 
     def check_strong_supported(self) -> None:
-        """Raise BadInput where a strong reader could never be shown anything: the class promises nothing."""
+        """Raise BadInput where strong reads are impossible: the topic's class does not survive a power cut."""
         consistency.check_strong_durability(self.name, self.config.durability)
 
     def scan(
@@ -376,16 +376,16 @@ class Topic:
         limit: int = SEQ_MAX,
         strong: bool = False,
     ) -> BulkScan:
-        """A pass over many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
+        """Scan many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
         return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong)
 
     def seek(self, ts_ms: int) -> int:
-        """The first record of this time (milliseconds since the epoch) or later; one past the head where there is
-        none. A reader goes on behind the seq before it."""
-        return segments.find_seq_by_time(self._state, ts_ms)
+        """Return the first record of this time (milliseconds since the epoch) or later; one past the head if there is
+        none. To read from there, pass the seq before it."""
+        return segment_listing.find_seq_by_time(self._state, ts_ms)
 
     def group(self, name: str) -> Group:
-        """A named, durable place in it, for consumers that share their progress. Made by its first commit."""
+        """A named, durable cursor for consumers that share their progress. Created by its first commit."""
         return Group(self._state, name)
 
     def groups(self) -> list[Group]:
@@ -394,24 +394,24 @@ class Topic:
         return [Group(self._state, name) for name in sorted(self._state.groups.copy())]
 
     def gaps(self, from_ms: int | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> GapEntries:
-        """What was removed of it and why, oldest first, since a moment."""
+        """Return removals of its records and their causes, oldest first, since a time."""
         return self._state.context.gap_log.read(self.name, from_ms, limit, topic_id=self.id)
 
     def segments(self, *, strong: bool = False) -> SegmentList:
-        """What of it lies in files, at this moment; what is newer is the tail. `strong`: as for `read`."""
-        return segments.list_segments(self._state, strong=strong)
+        """List its segment files at this moment; newer records are the tail. `strong`: as for `read`."""
+        return segment_listing.list_segments(self._state, strong=strong)
 
     def segment(self, base: int) -> SegmentFile | None:
-        """The segment whose first seq is `base`, if it lies in files."""
-        return segments.find_segment(self._state, base)
+        """Return the segment whose first seq is `base`, if it has files."""
+        return segment_listing.find_segment(self._state, base)
 
     def record_access(self, *, read: bool = True) -> None:
-        """Count as somebody who looked: at the records, or only at the state. Priorities follow it."""
+        """Record an access, to the records or only to the state. Priorities depend on it."""
         self._state.record_access(read=read)
 
     def add_listener(self, wake: Callable[[], None]) -> None:
-        """Call `wake` after every write, drop and close, from the thread that did it, until `unlisten`. It must be
-        short and must not wait."""
+        """Call `wake` after every write, drop and close, on the thread that did it, until `remove_listener`. It must be
+        short and must not block."""
         self._state.add_listener(wake)
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
@@ -429,7 +429,7 @@ class Topic:
         node: str | Sequence[str] | None = None,
         strong: bool = False,
     ) -> pa.Table:
-        """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata has, as JSON,
-        which seqs of the range are not in it and why: `gap`, the first that were lost, `gaps`, all of them, and
-        `counts`. `strong`: as for `read`."""
+        """Return the records after `from_seq`, up to and including `to_seq`, as a table. The schema's metadata lists as
+        JSON the seqs of the range that are missing: `gap`, the first loss, `gaps`, all of them, and `counts`. `strong`:
+        as for `read`."""
         return read.read_table(self._state, from_seq, to_seq, read.parse_nodes(node), strong=strong)

@@ -1,38 +1,30 @@
-"""[policy] The two floors of a topic, and what a reader is told who comes from below them.
+"""Floors of a topic, the gap that a reader below them gets, and retention holds of consumer groups.
 
     1             evict floor E          earliest                 head
     ├──────────────────┼─────────────────────┼──────────────────────┤
     │ lost to a cap,   │ deleted by a caller │ live                 │
-    │ to age, or at the│ read over in silence│                      │
+    │ to age, or at the│ skipped silently    │                      │
     │ source: a gap    │                     │                      │
 
-Rules, in order of authority:
-  1. A cursor ahead of the head belongs to an earlier topic of this name: the gap is all of this one.
-  2. A cursor that has not passed E - 1 gets one gap up to there, however much of it was lost in which
-     way. The reason is what reached into it: `cap`, `ttl`, or `mixed` for both; `source_trim` where neither did
-     and the records were lost at the topic that routers should have brought them from.
-  3. Seqs that stand for records which a router's source lost before they came here ("trims") are a gap as well, of
-     reason `source_trim`. It is a range: what is live below it stays, and a reader meets the gap on its way. Where
-     nothing live is between a cursor and a trim it is one gap with what was lost before it.
-  4. Whatever else is missing was deleted or never there: no gap.
+Gap rules, in order of authority:
+  1. A cursor above the head belongs to an earlier topic of this name: the gap is all of this one.
+  2. A cursor below E - 1 gets one gap up to there. The reason is what reached into it: `cap`, `ttl`, or `mixed` for
+     both; `source_trim` where neither did and the records were lost at the source of a router.
+  3. Seqs that stand for records which a router's source lost ("trims") are a gap of reason `source_trim`. Live records
+     below a trim stay, and a reader meets the gap on its way. Without live records between a cursor and a trim it is
+     one gap with the losses before it.
+  4. Everything else that is missing was deleted or never existed: no gap.
 
-E is one past the highest seq lost in any way. Deletes move `earliest` and never E, so they are never
-alarming; E <= earliest <= head + 1; and neither ever falls.
+E is one past the highest seq lost in any way. Deletes move `earliest` and never E. E <= earliest <= head + 1, and none
+of them ever falls.
 
-[policy] Retention holds: how far caps and age may go while a group of consumers is behind.
+Hold rules, in order of authority:
+  1. A floor never falls. A hold whose cursor is below the floor is broken: unread records are lost. It holds nothing
+     until the group moves past the loss, by a commit or a reset.
+  2. The slowest group whose quota suffices decides. A group whose quota does not is skipped: its hold breaks.
+  3. A topic that rejects writes evicts nothing, so holds have no effect.
 
-    evict floor     cursor            what caps and age ask for      head
-    ├───────────────┼─────────────────────┼────────────────────────────┤
-    │ may go        │ held                │ stays in any case          │
-                    └ as long as its live bytes are within the quota of the group
-
-Rules, in order of authority:
-  1. A floor never falls. A hold whose cursor lies below the floor is broken: records that the group had still to read
-     are lost. It holds nothing until the group goes on from behind them, by a commit or a reset.
-  2. The slowest group whose quota is enough decides. One whose quota is not is passed over: its hold breaks.
-  3. A topic that rejects evicts nothing, and nothing has to be held.
-
-What is broken follows from the floor and the cursor alone, which are durable; so it is the same after any restart.
+Broken holds follow from the floor and the cursor alone, which are durable; so they are the same after any restart.
 """
 
 from __future__ import annotations
@@ -51,7 +43,7 @@ LOSS_CAUSES: Final = ("cap", "ttl", "source")
 
 
 class Watermarks(NamedTuple):
-    """The highest seq lost by each cause, 0 where nothing was: kept apart so that the reason outlives a restart."""
+    """The highest seq lost by each cause, 0 if none. Separate, so that the reason of a gap survives a restart."""
 
     cap: int = 0
     ttl: int = 0
@@ -59,30 +51,30 @@ class Watermarks(NamedTuple):
 
     @property
     def evict_floor(self) -> int:
-        """The first seq that was not lost involuntarily. Nothing else makes a gap."""
+        """The first seq that was not lost involuntarily. Only losses below it make a gap."""
         return max(self) + 1
 
     def raise_to(self, cause: str, seq: int) -> Watermarks:
-        """Everything up to `seq` is lost by this cause as well. A mark never falls."""
-        assert cause in LOSS_CAUSES, f"{cause} is not a way to lose records"
+        """Record that everything up to `seq` is lost by this cause as well. A mark never falls."""
+        assert cause in LOSS_CAUSES, f"{cause} is not a cause of loss"
         return self._replace(**{cause: max(getattr(self, cause), seq)})
 
     def clamp_to(self, head: int) -> Watermarks:
-        """What was never written was not lost: no mark lies ahead of the head."""
+        """Limit every mark to the head: records that were never written cannot be lost."""
         return Watermarks(*(min(mark, head) for mark in self))
 
 
 def clamp_earliest(earliest: int, head: int, marks: Watermarks) -> int:
-    """The first seq that may be live, held between what was lost and what was written.
+    """Return `earliest`, clamped to the range between the evict floor and the head.
 
-    While a topic lives its head only rises, and this lowers nothing. A restart may find a shorter
-    log than the floors were made for; `marks` are those that were clamped to the same head.
+    While a topic is open its head only rises, and this lowers nothing. A restart may find a shorter log than the floors
+    were made for; `marks` are those clamped to the same head.
     """
     return min(max(earliest, marks.evict_floor), head + 1)
 
 
 class Gap(NamedTuple):
-    """Seqs that a reader asked for and that were lost: the tombstone of the wire contract, key by key."""
+    """Lost seqs that a reader asked for: the tombstone of the wire contract, key by key."""
 
     gap_from: int
     gap_to: int  # included
@@ -93,17 +85,18 @@ class Gap(NamedTuple):
 
 
 class ReadStart(NamedTuple):
-    """Where a read begins: it looks for the first record behind `cursor`."""
+    """Where a read begins: at the first record after `cursor`."""
 
     cursor: int
     gap: Gap | None
 
 
-TrimmedRanges: TypeAlias = Sequence[tuple[int, int]]  # seqs [lo, hi), rising
+TrimmedRanges: TypeAlias = Sequence[tuple[int, int]]  # seqs [lo, hi), ascending
 
 
 def find_gap(from_seq: int, head: int, earliest: int, marks: Watermarks, trims: TrimmedRanges = ()) -> Gap | None:
-    """What a reader has missed whose cursor is `from_seq`: the last seq it has passed, 0 before the first."""
+    """Return what a reader with cursor `from_seq` has missed. The cursor is the last seq it has read, 0 before the
+    first."""
     if from_seq > head:
         return Gap(1, head, "recreated", max(head, 1), earliest, head)
     stop = marks.evict_floor
@@ -120,13 +113,13 @@ def find_gap(from_seq: int, head: int, earliest: int, marks: Watermarks, trims: 
 
 
 def next_trimmed_range(from_seq: int, trims: TrimmedRanges) -> tuple[int, int] | None:
-    """The first trim of which something is after `from_seq`."""
-    at = bisect_right(trims, from_seq + 1, key=_range_end) if trims else 0
-    return trims[at] if at < len(trims) else None
+    """Return the first trim that reaches beyond `from_seq`."""
+    index = bisect_right(trims, from_seq + 1, key=_range_end) if trims else 0
+    return trims[index] if index < len(trims) else None
 
 
 def trimmed_ranges_after(from_seq: int, trims: TrimmedRanges) -> list[tuple[int, int]]:
-    """Every trim of which something is after `from_seq`."""
+    """Return every trim that reaches beyond `from_seq`."""
     return list(trims[bisect_right(trims, from_seq + 1, key=_range_end) :]) if trims else []
 
 
@@ -135,29 +128,29 @@ def _range_end(trim: tuple[int, int]) -> int:
 
 
 def find_read_start(from_seq: int, head: int, earliest: int, marks: Watermarks, trims: TrimmedRanges = ()) -> ReadStart:
-    """Where a read from this cursor begins, and what it has missed. From the new cursor there is no gap."""
-    missed = find_gap(from_seq, head, earliest, marks, trims)
-    if missed is None:
+    """Return where a read from this cursor begins, and its gap. From the new cursor there is no gap."""
+    gap = find_gap(from_seq, head, earliest, marks, trims)
+    if gap is None:
         return ReadStart(from_seq, None)
-    if missed.reason == "recreated":
-        return ReadStart(earliest - 1, missed)
-    return ReadStart(max(earliest - 1, from_seq, missed.gap_to), missed)
+    if gap.reason == "recreated":
+        return ReadStart(earliest - 1, gap)
+    return ReadStart(max(earliest - 1, from_seq, gap.gap_to), gap)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCursorState:
-    """Where a group of consumers stands: the last seq it has passed."""
+    """The cursor of a consumer group: the last seq it has read."""
 
     seq: int
     ts_ms: int  # of its last move
-    hold_bytes: int = 0  # how much retention may be held up for it; 0: not at all
+    hold_bytes: int = 0  # bytes that retention keeps for it beyond the caps; 0: no hold
 
     def is_hold_broken(self, evict_floor: int) -> bool:
         return self.hold_bytes > 0 and self.seq + 1 < evict_floor
 
 
 def limit_eviction(index: TopicIndex, cursors: Iterable[GroupCursorState], floor: int) -> int:
-    """How far eviction may go of what caps or age ask for. Raises where records cannot be weighed."""
+    """Return how far eviction may go of what caps or age ask for. Raises where records cannot be measured."""
     for cursor in sorted((cursor for cursor in cursors if cursor.hold_bytes), key=lambda cursor: cursor.seq):
         first = cursor.seq + 1
         if first >= floor:
@@ -170,7 +163,7 @@ def limit_eviction(index: TopicIndex, cursors: Iterable[GroupCursorState], floor
 
 
 def find_broken_holds(cursors: Mapping[str, GroupCursorState], before: int, after: int) -> list[str]:
-    """The groups whose holds break when the evict floor goes from `before` to `after`."""
+    """Return the groups whose holds break when the evict floor moves from `before` to `after`."""
     return sorted(
         name for name, cursor in cursors.items() if cursor.is_hold_broken(after) and not cursor.is_hold_broken(before)
     )

@@ -87,6 +87,15 @@ class Rows:
             flags=None if self.flags is None else self.flags[which],
         )
 
+    def record_bytes(self) -> Ints:
+        """Bytes of data and meta of each record."""
+        return self.data.size if self.meta is None else self.data.size + self.meta.size
+
+    def frame_starts(self) -> Ints:
+        """The position of each frame, once. There must be rows."""
+        starts: Ints = self.frame_pos[np.append(0, np.flatnonzero(self.frame_pos[1:] != self.frame_pos[:-1]) + 1)]
+        return starts
+
     def between(self, first: int, stop: int) -> Rows:
         """Return the records with first <= seq < stop."""
         lo, hi = np.searchsorted(self.seq, (first, stop))

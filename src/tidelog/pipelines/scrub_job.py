@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tidelog.channels.store import ChannelCheck, ChannelCheckResult, check_channels
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine.check import Finding, ParallelCheck, run_check_task
+from tidelog.engine.check import Finding, check_directory, run_check_task
 from tidelog.errors import BadInput, NotFound
 from tidelog.pipelines.spark_tasks import TaskRunner
 
@@ -44,8 +44,8 @@ def run_scrub(path: str, runner: TaskRunner, progress: Progress | None = None) -
         raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
     if not stat.is_dir:
         raise BadInput(f"{path} is a file, topics are stored in a directory; nothing was done, check the path")
-    apart, channels = ParallelCheck(path), ChannelCheck(path)
-    found, live = list(apart), channels.live_directories()
+    apart, channels = check_directory(path), ChannelCheck(path)
+    found, live = list(apart.begin()), channels.live_directories()
     found += channels.find_leftovers(live)
     few = [(path, live[at : at + _CHANNELS_PER_TASK]) for at in range(0, len(live), _CHANNELS_PER_TASK)]
     total, step = len(apart.tasks) + len(few), max((len(apart.tasks) + len(few)) // 20, 8)

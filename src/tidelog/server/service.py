@@ -203,7 +203,7 @@ class Service:
 
     async def wait_caught_up(self) -> None:
         """Wait until the engine keeps up with moving records from memory to segments."""
-        while self.engine.is_behind and not self.stopping.is_set():
+        while self.engine.is_lagging and not self.stopping.is_set():
             self.push.scheduler.start_sampling()
             await asyncio.sleep(_LAG_RECHECK_S)
 
@@ -213,7 +213,7 @@ class Service:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LARGE_WAIT_S):
                 await self.wait_caught_up()
-        return not self.engine.is_behind or self.stopping.is_set()
+        return not self.engine.is_lagging or self.stopping.is_set()
 
     async def reject_large(self, *, wait_if_full: bool) -> None:
         """Raise Busy for a large write that `admit_large` did not admit; with `wait_if_full` wait instead."""

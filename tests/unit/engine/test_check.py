@@ -20,7 +20,7 @@ from tests.frames import FrameReader
 import tidelog
 from tidelog.database import engine_of
 from tidelog.engine import Engine, EngineConfig, manifest
-from tidelog.engine.check import DirectoryCheck, Finding, check_directory
+from tidelog.engine.check import Finding, ShardCheck, check_directory
 from tidelog.errors import NotFound, Unavailable
 from tidelog.formats import control_frames, deletion_vector, file_header, frame
 from tidelog.formats.deletion_vector import DeletionVector
@@ -398,7 +398,7 @@ def test_a_footer_and_deletions_of_another_segment_are_found(harness: Bench) -> 
     log.topic("orders").append([b"x"] * 8)
     log.checkpoint()
     harness.write(f"{SEALED}.foot", disk.read_file(harness.path(f"{SEALED}.foot")))
-    assert "it vouches for seqs [1, 9)" in harness.damage()[0].reason
+    assert "it covers seqs [1, 9)" in harness.damage()[0].reason
     harness = Bench(directory().reboot())
     harness.write(f"{SEALED}.del", deletion_vector.encode(DeletionVector(2, 9)))
     assert "it is about seqs [2, 11)" in harness.damage()[0].reason
@@ -573,7 +573,7 @@ def test_damage_that_is_another_at_every_look_is_not_told_as_damage(
 ) -> None:
     """A writer that is faster than the check: nothing is guessed."""
     looks = count()
-    monkeypatch.setattr(DirectoryCheck, "_check_shard_once", lambda *_: [Finding("wal", "wal", next(looks), "bad")])
+    monkeypatch.setattr(ShardCheck, "_check_once", lambda *_: [Finding("wal", "wal", next(looks), "bad")])
     with pytest.raises(Unavailable, match="changes faster than it can be read"):
         list(check_directory(ROOT, disk=harness.disk))
 
@@ -582,5 +582,5 @@ def test_damage_that_is_gone_at_a_second_look_was_a_writer_at_work(
     harness: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([[Finding("wal", "wal", 7, "bad")], *[[]] * 5])
-    monkeypatch.setattr(DirectoryCheck, "_check_shard_once", lambda *_: next(looks))
+    monkeypatch.setattr(ShardCheck, "_check_once", lambda *_: next(looks))
     assert list(check_directory(ROOT, disk=harness.disk)) == []

@@ -300,7 +300,7 @@ def note(topic_id: int, first: int, last: int, **more: Any) -> Removal:
 
 def test_notes_that_cannot_be_told_for_long_are_laid_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.engine.pending_removals._PENDING_MAX", 6)
-    notes = PendingRemovals(wanted=True)
+    notes = PendingRemovals(enabled=True)
     for number in range(40):
         notes.add_removal(note(number % 2, 10 * number, 10 * number + 1))
     found = notes.take_all()
@@ -310,7 +310,7 @@ def test_notes_that_cannot_be_told_for_long_are_laid_together(monkeypatch: pytes
 
 
 def test_notes_that_are_put_back_come_first() -> None:
-    notes = PendingRemovals(wanted=True)
+    notes = PendingRemovals(enabled=True)
     notes.add_removal(note(1, 1, 2))
     taken = notes.take_all()
     notes.add_removal(note(1, 3, 4))
@@ -328,7 +328,7 @@ def test_notes_that_are_put_back_come_first() -> None:
     ],
 )
 def test_which_notes_are_one(one: dict[str, Any], other: dict[str, Any], merged: bool) -> None:
-    notes = PendingRemovals(wanted=True)
+    notes = PendingRemovals(enabled=True)
     notes.add_removal(note(1, 1, 2, **one))
     notes.add_removal(note(1, 3, 4, **other))
     found = notes.take_all()

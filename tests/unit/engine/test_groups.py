@@ -100,7 +100,7 @@ def test_lag_does_not_count_what_is_too_old() -> None:
     [
         (11, None, "the head is 10"),
         (1 << 62, None, "the head is 10"),
-        (3, None, "goes back by a reset only"),
+        (3, None, "only a reset moves it back"),
         (6, 4, "it is at 5, not at 4"),
         (6, 6, "it is at 5, not at 6"),
         (5, 0, "it is at 5, not at 0"),

@@ -94,7 +94,7 @@ def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tm
         put(topic, 5, b"a", total=1)
         with pytest.raises(BatchConflict, match="batch 5 of writer 'etl' was written before, at seqs 1 to 1") as caught:
             put(topic, 5, b"b", total=2)
-        for way in ("bring back the checkpoint", "another name", "drop the topic"):
+        for way in ("restore the checkpoint", "another name", "drop the topic"):
             assert way in str(caught.value)
         with pytest.raises(BatchConflict, match=r"batch 4 .* was not written before, and batch 5 was"):
             put(topic, 4, b"a", total=1)
@@ -185,8 +185,8 @@ def test_a_write_that_found_no_room_leaves_no_number() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"writer": ""}, "a writer is named by text"),
-        ({"writer": "x" * 1025}, "a writer is named by text"),
+        ({"writer": ""}, "a writer name is text"),
+        ({"writer": "x" * 1025}, "a writer name is text"),
         ({"number": -1}, "a whole number from 0"),
         ({"number": True}, "a whole number from 0"),
         ({"sum": (1, 1 << 64)}, "two words of 64 bits"),

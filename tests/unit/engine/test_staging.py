@@ -54,7 +54,7 @@ def test_a_chunk_is_there_when_it_is_finished(staged: StagingArea, disk: SimDisk
     assert disk.list_dir(staged.directory) == [NAME]
     assert [batch.column("data").to_pylist() for batch in staged.read(chunk)] == [[b"a", b"b"]]
     assert (staged.remove_chunks("cd" * 8), staged.remove_chunks("ab" * 8)) == (0, 1)
-    with pytest.raises(NotFound, match="or it was swept"):
+    with pytest.raises(NotFound, match="or it was removed"):
         list(staged.read(chunk))
 
 
@@ -99,7 +99,7 @@ FINE = stream(data=pa.array([b"a"]))
     [
         (FINE, {"size": 1}, "not what its writer wrote"),
         (FINE, {"sum": 1}, "not what its writer wrote"),
-        (FINE, {"rows": 2}, "has 1 rows and was to have 2"),
+        (FINE, {"rows": 2}, "has 1 rows, its writer reported 2"),
         (b"no arrow at all", {}, "not an Arrow IPC stream"),
         (b"", {}, "not an Arrow IPC stream"),
         (stream(data=pa.array([b"a"]), price=pa.array([1])), {}, "no column 'price'"),

@@ -236,7 +236,7 @@ def test_stream_waits_while_the_engine_lags(tmp_path: Path, monkeypatch: pytest.
         looks += 1
         return lags
 
-    monkeypatch.setattr(Engine, "is_behind", property(check_lag))
+    monkeypatch.setattr(Engine, "is_lagging", property(check_lag))
 
     async def scenario(world: ServerHarness) -> None:
         nonlocal lags
@@ -257,7 +257,7 @@ class Lag:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
         self.is_lagging, self.looks = True, 0
-        monkeypatch.setattr(Engine, "is_behind", property(self._look))
+        monkeypatch.setattr(Engine, "is_lagging", property(self._look))
         monkeypatch.setattr(service, "_LARGE_WAIT_S", wait_s)
 
     def _look(self, _: Engine) -> bool:
@@ -367,12 +367,12 @@ def test_engine_lags_until_a_checkpoint_or_while_none_can_run() -> None:
         topic = engine.topic("t")
 
         def lags() -> bool:
-            return engine._checkpoints.is_behind
+            return engine._checkpoints.is_lagging
 
         assert not lags()
         topic.append(["x" * 4_000])
         assert lags()
-        assert not engine.is_behind, "without threads nothing would end it"
+        assert not engine.is_lagging, "without threads nothing would end it"
         engine._context.health.failed(CHECKPOINT_TASK, OSError("disk full"))
         assert not lags(), "a checkpoint that fails does not block writers"
         engine.checkpoint()

@@ -137,7 +137,7 @@ def test_other_content_and_a_batch_id_that_fell_are_loud(env: SinkEnv, number: i
     save_micro_batch(env.stream(), 3, [batch_of(b"a", b"b")])
     with pytest.raises(BatchConflict) as caught:
         save_micro_batch(env.stream(), number, [batch_of(*rows)])
-    for way in ("bring back the checkpoint", "under another name (option query)", "drop the topic"):
+    for way in ("restore the checkpoint", "under another name (option query)", "drop the topic"):
         assert way in str(caught.value)
     assert env.topic_data() == [b"a", b"b"]
     save_micro_batch(env.options(query="another"), number, [batch_of(*rows)])
@@ -645,7 +645,7 @@ def test_chunks_that_the_driver_cannot_see(tmp_path: Path) -> None:
     messages = run_tasks(made, [[batch_of(b"a")]])
     for path in (tmp_path / "data" / "staging").iterdir():
         path.unlink()
-    with pytest.raises(Error, match="sees another directory, or it was swept"):
+    with pytest.raises(Error, match="uses another directory, or it was removed"):
         made.commit(messages, 0)
     with tidelog.open(str(tmp_path / "data")) as log:
         assert log.names() == []

@@ -202,7 +202,7 @@ class ForwardCommit(Commit):
         with dest.lock:
             dest.staged_records -= self.count
             dest.staged_bytes -= self.data_bytes
-            append.on_reservation_done(self, dest, self.reserved_ceiling, self.pending_reservation, good=error is None)
+            append.on_reservation_done(self, dest, self.reserved_ceiling, self.pending_reservation, ok=error is None)
             if error is None and not dest.is_dropped:
                 apply_batches(forwarder, self.batches, self.ts_ms)
                 forwarder.cursor = self.cursor_after
