@@ -23,8 +23,8 @@ from tidelog.disk.durability import read_file
 from tidelog.disk.interface import join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import manifest
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR
 from tidelog.engine.read import iter_wal_files
-from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR
 from tidelog.errors import BadInput, Corrupt, Locked, NotFound
 
 _WAL_FILE_BYTES = 4 << 20  # a command writes little and goes: no reason to reserve what a server would

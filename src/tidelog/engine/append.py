@@ -2,141 +2,30 @@
 
 What an ack means depends on the topic's class: `fsync` survives a power cut; `disk` survives kill -9, and after a power
 cut its seqs are never assigned to other records; `memory` promises nothing; `ephemeral` never leaves memory.
-
-Class `disk` reserves seqs in the WAL before it assigns them: a crash may lose a record, never free its seq.
-
-    head      reserving_seq        pending_reservation.ceiling
-    ├──────────────┼────────────────────────┤
-    │ may be used  │ usable once the disk has the HeadWatermark frame that went along with a write; written when a
-                     quarter of a large reservation was used quickly; no write waits for its sync
-
-A write with seqs above `reserving_seq` carries a HeadWatermark of its own and waits until it is synced: the first write
-does, and one that arrives before the pending reservation is synced. Sizes of reservations: docs/decisions/0008.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from tidelog.engine import batch_encoder
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.config import OWN, TopicConfig
+from tidelog.engine.context import EngineContext
 from tidelog.engine.idempotency import PendingWrite
 from tidelog.engine.memtable import LARGE_WRITE_BYTES, BatchStats
 from tidelog.engine.results import Appended
-from tidelog.engine.topic_state import EngineContext, TopicState
+from tidelog.engine.seq_reservation import PendingReservation
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
 from tidelog.formats import control_frames, frame, segment_index
 from tidelog.formats.batch_writer import FrameBuffers
 from tidelog.types import Buffer
 from tidelog.wal import Commit, CommitFuture, WalRange
-
-if TYPE_CHECKING:
-    from tidelog.disk.interface import File
-    from tidelog.wal import Shard
-
-_SMALL_RESERVATION: Final = 256
-RESERVATION_MAX: Final = 1 << 20  # seqs at a time, unless a batch is larger
-_FAST_USE_MS: Final = 1000
-_RESERVATION_GROWTH: Final = 8
-
-
-@dataclass(slots=True)
-class PendingReservation:
-    """A HeadWatermark frame that is not synced yet."""
-
-    ceiling: int
-    file: File | None = None  # the WAL file that has it; None: not written yet
-    end: int = 0
-
-
-def needs_reservation(topic: TopicState, last: int) -> bool:
-    """Whether a write of class `disk` up to `last` must carry its own reservation and wait for its sync."""
-    return last > topic.reserving_seq
-
-
-def reserve_seqs(
-    commit: Commit, topic: TopicState, shard: Shard, first: int, last: int, ts_ms: int
-) -> tuple[int, PendingReservation | None]:
-    """Prepend the reservation frame that a write of seqs first to last needs.
-
-    Returns the ceiling that the ack makes durable, and the reservation that a later sync completes. Called by the
-    committer from `before_write`.
-    """
-    apply_synced_reservation(topic, shard)
-    if last > topic.reserving_seq:
-        topic.reserving_seq = last + next_reservation_size(topic, last - first + 1)
-        commit.prepend_durable(_encode_reservation(topic, topic.reserving_seq, ts_ms))
-        return topic.reserving_seq, None
-    if should_reserve_ahead(topic, last):
-        topic.pending_reservation = PendingReservation(last + next_reservation_size(topic, last - first + 1))
-        commit.prepend(_encode_reservation(topic, topic.pending_reservation.ceiling, ts_ms))
-        shard.on_tick_needed()
-        return 0, topic.pending_reservation
-    return 0, None
-
-
-def on_reservation_done(
-    commit: Commit, topic: TopicState, ceiling: int, pending: PendingReservation | None, *, ok: bool
-) -> None:
-    """Finish what `reserve_seqs` began, after the write succeeded or failed. With the topic's lock held."""
-    if ok:
-        topic.reserved_seq = max(topic.reserved_seq, ceiling)
-        if pending is not None:
-            pending.file, pending.end = commit.file, commit.offset + commit.size
-        return
-    topic.reserving_seq = topic.reserved_seq
-    if pending is not None:
-        topic.pending_reservation = None
-
-
-def _encode_reservation(topic: TopicState, ceiling: int, ts_ms: int) -> bytes:
-    body = control_frames.encode(control_frames.HeadWatermark(ceiling))
-    return frame.encode(frame.HEAD_WATERMARK, topic_id=topic.id, ts_ms=ts_ms, data=body)
-
-
-def apply_synced_reservation(topic: TopicState, shard: Shard) -> None:
-    """Make the pending reservation usable if its frame is synced by now. Called by the committer."""
-    pending = topic.pending_reservation
-    if pending is None or pending.file is None or not shard.is_synced(pending.file, pending.end):
-        return
-    with topic.lock:
-        topic.reserved_seq = max(topic.reserved_seq, pending.ceiling)
-        topic.reserving_seq, topic.pending_reservation = max(topic.reserving_seq, topic.reserved_seq), None
-
-
-def should_reserve_ahead(topic: TopicState, last: int) -> bool:
-    """Whether a write up to `last` should carry a reservation for later writes: a quarter of the last one was used
-    quickly.
-
-    Small reservations are never renewed ahead: the head of a topic with few writes must not jump by more (contract §4).
-    """
-    if topic.pending_reservation is not None or topic.reservation_size <= _SMALL_RESERVATION:
-        return False
-    return 4 * (topic.reserving_seq - last) < 3 * topic.reservation_size and _was_used_fast(topic, _FAST_USE_MS // 4)
-
-
-def next_reservation_size(topic: TopicState, count: int) -> int:
-    """Return how many seqs to reserve: more where the last reservation was used up quickly, since each costs a sync."""
-    size_min, was_fast = (
-        max(topic.context.limits.head_reserve, 4 * count),
-        topic.reservation_size and _was_used_fast(topic, _FAST_USE_MS),
-    )
-    topic.reservation_size = min(
-        max(size_min, _RESERVATION_GROWTH * topic.reservation_size if was_fast else 0), max(RESERVATION_MAX, size_min)
-    )
-    topic.reserved_ms = topic.context.clock.monotonic_ms()
-    return topic.reservation_size
-
-
-def _was_used_fast(topic: TopicState, within_ms: int) -> bool:
-    return topic.context.clock.monotonic_ms() - topic.reserved_ms < within_ms
-
 
 _KEY_BYTES_MAX = 256
 Records: TypeAlias = Batch | ArrowBatch | MultiBatch
@@ -191,15 +80,17 @@ class Append(Commit):
 
     @property
     def needs_sync(self) -> bool:
-        return self.durable or (self.needs_reservation and needs_reservation(self.topic, self.first + self.count - 1))
+        return self.durable or (
+            self.needs_reservation and self.topic.reservation.is_needed(self.first + self.count - 1)
+        )
 
     def before_write(self) -> None:
         """Class `disk`: reserve seqs first, for many writes ahead."""
         if not self.needs_reservation:
             return
         last = self.first + self.count - 1
-        self.reserved_ceiling, self.pending_reservation = reserve_seqs(
-            self, self.topic, self.shard, self.first, last, self.ts_ms
+        self.reserved_ceiling, self.pending_reservation = self.topic.reservation.prepare(
+            self, self.shard, self.first, last, self.ts_ms
         )
 
     def apply(self, error: Error | None) -> Appended:
@@ -208,7 +99,7 @@ class Append(Commit):
         with topic.lock:
             topic.staged_records -= self.count
             topic.staged_bytes -= self.data_bytes
-            on_reservation_done(self, topic, self.reserved_ceiling, self.pending_reservation, ok=error is None)
+            topic.reservation.on_done(self, self.reserved_ceiling, self.pending_reservation, ok=error is None)
             if error is None:
                 if topic.is_dropped:
                     topic.quota.release(self.data_bytes)
@@ -226,9 +117,9 @@ class Append(Commit):
                 self.delayed_us,
             )
             if self.key is not None and error is not None:
-                topic.idempotency_window.abort(self.key)
+                topic.producers.keys.abort(self.key)
             elif self.key is not None:
-                topic.idempotency_window.complete(self.key, appended, topic.context.clock.monotonic_ms())
+                topic.producers.keys.complete(self.key, appended, topic.context.clock.monotonic_ms())
         self._release_buffer()
         return appended
 
@@ -308,12 +199,12 @@ def submit_append(
         shard = topic.shard
         if key is not None:
             now_ms, window_ms = topic.context.clock.monotonic_ms(), topic.config.idempotency_window_ms
-            known = topic.idempotency_window.lookup(key, now_ms, window_ms)
+            known = topic.producers.keys.lookup(key, now_ms, window_ms)
             if isinstance(known, PendingWrite):
                 return _follow_pending_write(topic, known.future)
             if known is not None:
                 return CommitFuture.completed(shard, replace(known.outcome, deduped=True))
-            topic.idempotency_window.forget_expired(now_ms, window_ms)
+            topic.producers.keys.forget_expired(now_ms, window_ms)
         return submit_batch(topic, batch, key, DurableAppend if durable else Append)
 
 
@@ -338,7 +229,7 @@ def submit_batch(
     topic.staged_records += count
     topic.staged_bytes += batch.weight
     if key is not None:
-        topic.idempotency_window.begin(key, commit.future)
+        topic.producers.keys.begin(key, commit.future)
     return commit.future
 
 
@@ -412,6 +303,6 @@ def _append_ephemeral(
     appended = Appended(first, topic.last_assigned_seq, topic.last_assigned_seq)
     if key is not None:
         future: CommitFuture[Appended] = CommitFuture.completed(topic.shard, appended)
-        topic.idempotency_window.begin(key, future)
-        topic.idempotency_window.complete(key, appended, topic.context.clock.monotonic_ms(), persistent=False)
+        topic.producers.keys.begin(key, future)
+        topic.producers.keys.complete(key, appended, topic.context.clock.monotonic_ms(), persistent=False)
     return CommitFuture.completed(topic.shard, appended)

@@ -26,10 +26,11 @@ from tidelog.disk.durability import DISK_FULL_ERRNOS
 from tidelog.disk.interface import free_bytes
 from tidelog.engine import startup
 from tidelog.engine.checkpoint import CheckpointState, FailedTopics, run_checkpoint
+from tidelog.engine.context import EngineContext, topic_directory
 from tidelog.engine.health import HealthState, describe_error
 from tidelog.engine.results import RecoveryReport
 from tidelog.engine.segment import Segment
-from tidelog.engine.topic_state import EngineContext, TopicState, topic_directory
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import DiskFull, Forked, WriteFailed
 from tidelog.wal.writer import FILE_BYTES_MIN
 
@@ -257,7 +258,7 @@ class CheckpointScheduler:
         if not shards or any(shard.is_latched for shard in shards):
             return False
         resident = any(topic.is_ephemeral and (topic.index.head or topic.groups) for topic in topics)
-        reserved = any(topic.reserved_ceiling > topic.index.head for topic in topics)
+        reserved = any(topic.reservation.ceiling > topic.index.head for topic in topics)
         return resident or reserved or self._is_uncovered()
 
     def _is_uncovered(self) -> bool:
@@ -308,28 +309,19 @@ class UrgentFlag:
 
 def start_background_threads(
     context: EngineContext,
-    sync: Callable[[], None],
+    sync: Callable[[], object],
     run_maintenance: Callable[[], object],
     urgency: UrgentFlag,
     report: RecoveryReport,
 ) -> list[BackgroundThread]:
     """Start the two threads of an engine."""
-    pause_ms, health = context.limits.sync_interval_ms, context.health
-
-    def run_sync() -> None:
-        try:
-            sync()
-        except Exception as error:
-            report.add_background_error(error)
-            health.failed("sync", error)  # a latched shard also fails its writers
-        else:
-            health.succeeded("sync")
+    pause_ms = context.limits.sync_interval_ms
 
     def on_error(error: Exception) -> None:
         report.add_background_error(error)
-        health.failed("upkeep", error)
+        context.health.failed("upkeep", error)
 
-    sync_thread = BackgroundThread(run_sync, pause_ms, urgency, on_error, f"tidelog syncs {context.root}")
+    sync_thread = BackgroundThread(sync, pause_ms, urgency, on_error, f"tidelog syncs {context.root}")
     for shard in context.shards:
         shard.on_tick_needed = sync_thread.wake
     return [sync_thread, BackgroundThread(run_maintenance, pause_ms, urgency, on_error, f"tidelog {context.root}")]

@@ -206,10 +206,7 @@ class ArrowBatch:
     weight: int = field(init=False)
 
     def __post_init__(self) -> None:
-        lengths = [
-            pc.sum(pc.binary_length(array)).as_py() or 0 for array in (self.data, self.metas) if array is not None
-        ]
-        self.weight = sum(lengths)
+        self.weight = sum(_sum_bytes(array) for array in (self.data, self.metas) if array is not None)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -252,41 +249,38 @@ def batch_from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> 
     metas = _binary_column(table, "meta", limits.meta_bytes_max) if "meta" in names else None
     if (size := _sum_bytes(data)) > _TABLE_BYTES_MAX:
         raise TooLarge("a table", size=size, limit=_TABLE_BYTES_MAX)
-    _check_json(data, metas, table.column("json") if "json" in names else None, limits)
-    if "json" in names:
-        data = _compact_json(data, pc.fill_null(table.column("json"), False).to_pylist())
-    kinds = pc.fill_null(table.column("json"), False).unique().to_pylist() if "json" in names else [False]
-    if len(kinds) == 1:
-        return ArrowBatch(data, bool(kinds[0]), tags, nodes, metas)
-    json = pc.fill_null(table.column("json"), False).to_pylist()
-    lists = [None if array is None else [value or b"" for value in array.to_pylist()] for array in (tags, nodes, metas)]
-    return Batch(data.to_pylist(), json, lists[0] or b"", lists[1] or b"", lists[2])
-
-
-def _compact_json(data: pa.Array, json: list[bool]) -> pa.Array:
-    values = data.buffers()[-1]
-    if values is None or not may_compact(values.to_pybytes()):
-        return data
-    pairs = zip(data.to_pylist(), json, strict=True)
-    return pa.array([compact_json(text) if is_json else text for text, is_json in pairs], pa.binary())
-
-
-def _check_json(data: pa.Array, metas: pa.Array | None, json: pa.ChunkedArray | None, limits: EngineConfig) -> None:
-    """Raise BadInput for text that claims to be JSON and is not."""
-    if json is not None and not pa.types.is_boolean(json.type):
-        raise BadInput(f"the column 'json' is {json.type}, not bool; nothing was written")
+    is_json = _json_column(table) if "json" in names else None
     if metas is not None:
         sizes = pc.add(pc.binary_length(data), pc.fill_null(pc.binary_length(metas), 0))
         if (largest := pc.max(sizes).as_py()) > limits.record_bytes_max:
             raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
         _check_decodable([meta for meta in metas.to_pylist() if meta], _metas_decoder, "a meta is not a JSON object")
-    if json is not None:
-        mask = (
-            pc.fill_null(json, False).combine_chunks()
-            if isinstance(json, pa.ChunkedArray)
-            else pc.fill_null(json, False)
-        )
-        _check_decodable(data.filter(mask).to_pylist(), _values_decoder, "a record is not JSON")
+    if is_json is None:
+        return ArrowBatch(data, False, tags, nodes, metas)
+    _check_decodable(data.filter(is_json).to_pylist(), _values_decoder, "a record is not JSON")
+    flags = is_json.to_pylist()
+    data = _compact_json(data, flags)
+    if len(set(flags)) == 1:
+        return ArrowBatch(data, flags[0], tags, nodes, metas)
+    lists = [None if array is None else [value or b"" for value in array.to_pylist()] for array in (tags, nodes, metas)]
+    return Batch(data.to_pylist(), flags, lists[0] or b"", lists[1] or b"", lists[2])
+
+
+def _json_column(table: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Whether each record is JSON; null means no."""
+    column = table.column("json")
+    if not pa.types.is_boolean(column.type):
+        raise BadInput(f"the column 'json' is {column.type}, not bool; nothing was written")
+    filled = pc.fill_null(column, False)
+    return filled.combine_chunks() if isinstance(filled, pa.ChunkedArray) else filled
+
+
+def _compact_json(data: pa.Array, flags: list[bool]) -> pa.Array:
+    values = data.buffers()[-1]
+    if values is None or not may_compact(values.to_pybytes()):
+        return data
+    pairs = zip(data.to_pylist(), flags, strict=True)
+    return pa.array([compact_json(text) if is_json else text for text, is_json in pairs], pa.binary())
 
 
 def _check_decodable(texts: list[bytes], decoder: msgspec.json.Decoder[Any], complaint: str) -> None:

@@ -31,13 +31,13 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import manifest
 from tidelog.engine.config import OWN
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
 from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
 from tidelog.engine.segment import CODEC, SEGMENT_FILE_PATTERN
 from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, encode_tag_index
-from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR, topic_directory
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from tidelog.formats import (
     deletion_vector,

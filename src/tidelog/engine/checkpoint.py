@@ -38,12 +38,13 @@ from tidelog.commitlog.segment import MmapReader
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
 from tidelog.disk.interface import File, join
 from tidelog.engine import groups, idempotency, manifest, retention
+from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, TopicRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.routing import recovery
 from tidelog.engine.segment import CODEC, SEGMENT_SUFFIXES, Segment, SegmentFiles
 from tidelog.engine.tag_search import write_tag_index
-from tidelog.engine.topic_state import WAL_DIR, EngineContext, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Forked, NewerFormat
 from tidelog.formats import control_frames, deletion_vector, footer, frame, scan, segment_index
 from tidelog.formats.control_frames import CheckpointMark, TopicMark
@@ -553,7 +554,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             topic.name,
             topic.config.to_json(),
             head,
-            head if final else max(topic.reserved_ceiling, head),
+            head if final else max(topic.reservation.ceiling, head),
             min(index.earliest, head + 1),
             marks.cap,
             marks.ttl,
@@ -567,11 +568,11 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             consumers=groups.encode_groups(topic),
             guarded=topic.had_retention_hold,
             removals=topic.delete_count,
-            writers=idempotency.encode_producers(topic.producer_batches, head),
+            writers=idempotency.encode_producers(topic.producers.batches, head),
             wired=snapshot.applied_router_frame if snapshot else topic.applied_router_frame,
             trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trimmed_ranges if lo <= head),
         )
-        keys = topic.idempotency_window.persistent_keys()
+        keys = topic.producers.keys.persistent_keys()
     if keys:
         window_ms = topic.config.idempotency_window_ms
         row = msgspec.structs.replace(row, keys=idempotency.encode_keys(keys, head, topic.context.clock, window_ms))

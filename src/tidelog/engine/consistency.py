@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias
 
 from tidelog.disk.interface import join
 from tidelog.engine.config import Durability
-from tidelog.engine.topic_state import WAL_DIR, EngineContext, TopicState
+from tidelog.engine.context import WAL_DIR, EngineContext
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Error, Unavailable
 from tidelog.wal import Shard, paths
 

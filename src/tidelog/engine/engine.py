@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from tidelog.disk import fork
 from tidelog.disk.interface import Lock as DirectoryLock
@@ -20,6 +20,7 @@ from tidelog.engine import append, consistency, groups, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, start_background_threads
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
+from tidelog.engine.context import HISTORY_TOPIC_PREFIX, EngineContext
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries, GapLog
 from tidelog.engine.groups import GroupState
@@ -32,7 +33,7 @@ from tidelog.engine.routing.manager import RouterManager, require_router
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic import Topic
-from tidelog.engine.topic_state import HISTORY_TOPIC_PREFIX, EngineContext, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Error, Latched, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import Body
@@ -65,129 +66,13 @@ class ControlCommit(Commit):
             self._apply()
 
 
-class _EngineParts(Protocol):
-    """What the engine has: the topics, and the lock over making and dropping them."""
-
-    _router_manager: RouterManager
-    _registry_lock: Lock
-    _topics: dict[str, TopicState]
-
-    def _check_open(self) -> None: ...
-
-    def _check_writable(self) -> None: ...
-
-    def _find_topic(self, name: object) -> TopicState | None: ...
-
-    def _create_topic(self, name: str, config: TopicConfig) -> TopicState: ...
-
-    def _drop_topic(self, topic: TopicState, actor: str | None = None) -> None: ...
-
-
-@defer_signals_in("router", "find_router", "drop_router", "drop_with_routers")
-class RouterMethods:
-    """Mixed into the engine."""
-
-    def router(
-        self: _EngineParts,
-        name: str,
-        source: str,
-        dest: str,
-        *,
-        preserve_node: bool = True,
-        preserve_tag: bool = True,
-        create_dest: bool = True,
-        filter: object = None,
-        allow_cycle: bool = False,
-        guarantee: Guarantee = "at_least_once",
-    ) -> RouterState:
-        """Copy every record that `source` gets from now on to `dest`; missing topics are created.
-
-        `filter` is a tag, a prefix followed by `*`, or `["tag", "Eq" | "Glob", text]`: records without a matching tag
-        are not copied. An existing router of this name is changed: options that are not given take their defaults,
-        copies stay. On an error nothing is created.
-        """
-        check_router_name(name)
-        if guarantee not in GUARANTEES:
-            raise BadInput(f"a guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}; nothing was created")
-        for flag in (preserve_node, preserve_tag, create_dest, allow_cycle):
-            if not isinstance(flag, bool):
-                raise BadInput(f"an option of a router is true or false, not {flag!r}; nothing was created")
-        if source == dest:
-            raise BadInput(f"{source!r} cannot be copied to itself; nothing was created, name another dest")
-        check_topic_name(source)
-        check_topic_name(dest)
-        router = Router(
-            name=name,
-            source=source,
-            dest=dest,
-            preserve_node=preserve_node,
-            preserve_tag=preserve_tag,
-            allow_cycle=allow_cycle,
-            exactly_once=guarantee == "exactly_once",
-            match=parse_tag_match(filter, "nothing was created"),
-        )
-        with self._registry_lock:
-            self._check_writable()
-            if not create_dest and self._find_topic(dest) is None:
-                raise TopicNotFound(dest)
-            exists = self._router_manager.check(router)
-            created: list[TopicState] = []
-            try:
-                ends = []
-                for end in (source, dest):
-                    topic = self._find_topic(end)
-                    if topic is None:
-                        topic = self._create_topic(end, TopicConfig())
-                        created.append(topic)
-                    ends.append(topic)
-                self._router_manager.create_or_update(router, *ends)
-            except Error:
-                for topic in reversed(created):
-                    self._drop_topic(topic)
-                raise
-        return require_router(self._router_manager.state(name, created=not exists), name)
-
-    def find_router(self: _EngineParts, name: str, *, fresh: bool = True) -> RouterState | None:
-        """Return the router of this name, if it exists; `fresh`: after it has copied all that its source holds now."""
-        self._check_open()
-        return self._router_manager.state(name, fresh=fresh)
-
-    def routers(
-        self: _EngineParts, prefix: str = "", source: str | None = None, dest: str | None = None
-    ) -> list[RouterState]:
-        """List routers by name: those with this prefix, from `source`, to `dest`. Pending copies are not waited for."""
-        self._check_open()
-        return self._router_manager.states(prefix, source, dest)
-
-    @property
-    def router_count(self: _EngineParts) -> int:
-        return len(self._router_manager)
-
-    def drop_router(self: _EngineParts, name: str) -> bool:
-        """Stop copying; False if there is no such router. Copies stay. On return the drop survives a crash."""
-        with self._registry_lock:
-            self._check_writable()
-            return self._router_manager.drop(name)
-
-    def drop_with_routers(
-        self: _EngineParts, name: str, *, if_empty: bool = False, actor: str | None = None
-    ) -> list[str] | None:
-        """Remove a topic with all its records; return the routers dropped with it, None if there is no topic."""
-        with self._registry_lock:
-            topic = self._topics.get(name)
-            if topic is None or name.startswith(OWN):
-                self._check_writable()
-                return None
-            if if_empty and (count := Topic(topic).count):
-                raise NotEmpty(name, count=count)
-            routers = self._router_manager.drop_routers_from(topic)
-            self._drop_topic(topic, actor)
-        return sorted(routers, key=str.encode)
-
-
 @defer_signals_in(
     "topic",
     "configure",
+    "router",
+    "find_router",
+    "drop_router",
+    "drop_with_routers",
     "ensure_topic",
     "internal_topic",
     "drop_internal_topic",
@@ -197,7 +82,9 @@ class RouterMethods:
     "refresh",
     "close",
 )
-class Engine(RouterMethods):
+class Engine:
+    """One open data directory."""
+
     def __init__(self, opened: startup.OpenedEngine, *, threads: bool) -> None:
         self._context: EngineContext = opened.context
         self._context.topics = self
@@ -220,7 +107,7 @@ class Engine(RouterMethods):
         fork.register(self)
         if threads and self._context.shards:
             self._threads = start_background_threads(
-                self._context, self._sync, self._run_maintenance, self._checkpoints.urgency, self.report
+                self._context, self._run_sync, self._run_maintenance, self._checkpoints.urgency, self.report
             )
             for shard in self._context.shards:
                 shard.start()
@@ -468,6 +355,101 @@ class Engine(RouterMethods):
         """Stored bytes that did not verify since the directory was opened, each place once."""
         return self._context.health.corrupt_places()
 
+    # ── routers ───────────────────────────────────────────────────────────────────────────────
+
+    def router(
+        self,
+        name: str,
+        source: str,
+        dest: str,
+        *,
+        preserve_node: bool = True,
+        preserve_tag: bool = True,
+        create_dest: bool = True,
+        filter: object = None,
+        allow_cycle: bool = False,
+        guarantee: Guarantee = "at_least_once",
+    ) -> RouterState:
+        """Copy every record that `source` gets from now on to `dest`; missing topics are created.
+
+        `filter` is a tag, a prefix followed by `*`, or `["tag", "Eq" | "Glob", text]`: records without a matching tag
+        are not copied. An existing router of this name is changed: options that are not given take their defaults,
+        copies stay. On an error nothing is created.
+        """
+        check_router_name(name)
+        if guarantee not in GUARANTEES:
+            raise BadInput(f"a guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}; nothing was created")
+        for flag in (preserve_node, preserve_tag, create_dest, allow_cycle):
+            if not isinstance(flag, bool):
+                raise BadInput(f"an option of a router is true or false, not {flag!r}; nothing was created")
+        if source == dest:
+            raise BadInput(f"{source!r} cannot be copied to itself; nothing was created, name another dest")
+        check_topic_name(source)
+        check_topic_name(dest)
+        router = Router(
+            name=name,
+            source=source,
+            dest=dest,
+            preserve_node=preserve_node,
+            preserve_tag=preserve_tag,
+            allow_cycle=allow_cycle,
+            exactly_once=guarantee == "exactly_once",
+            match=parse_tag_match(filter, "nothing was created"),
+        )
+        with self._registry_lock:
+            self._check_writable()
+            if not create_dest and self._find_topic(dest) is None:
+                raise TopicNotFound(dest)
+            exists = self._router_manager.check(router)
+            created: list[TopicState] = []
+            try:
+                ends = []
+                for end in (source, dest):
+                    topic = self._find_topic(end)
+                    if topic is None:
+                        topic = self._create_topic(end, TopicConfig())
+                        created.append(topic)
+                    ends.append(topic)
+                self._router_manager.create_or_update(router, *ends)
+            except Error:
+                for topic in reversed(created):
+                    self._drop_topic(topic)
+                raise
+        return require_router(self._router_manager.state(name, created=not exists), name)
+
+    def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
+        """Return the router of this name, if it exists; `fresh`: after it has copied all that its source holds now."""
+        self._check_open()
+        return self._router_manager.state(name, fresh=fresh)
+
+    def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
+        """List routers by name: those with this prefix, from `source`, to `dest`. Pending copies are not waited for."""
+        self._check_open()
+        return self._router_manager.states(prefix, source, dest)
+
+    @property
+    def router_count(self) -> int:
+        return len(self._router_manager)
+
+    def drop_router(self, name: str) -> bool:
+        """Stop copying; False if there is no such router. Copies stay. On return the drop survives a crash."""
+        with self._registry_lock:
+            self._check_writable()
+            return self._router_manager.drop(name)
+
+    def drop_with_routers(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> list[str] | None:
+        """Remove a topic with all its records; return the routers dropped with it, None if there is no topic."""
+        with self._registry_lock:
+            topic = self._topics.get(name)
+            if topic is None or name.startswith(OWN):
+                self._check_writable()
+                return None
+            if if_empty and (count := Topic(topic).count):
+                raise NotEmpty(name, count=count)
+            routers = self._router_manager.drop_routers_from(topic)
+            self._drop_topic(topic, actor)
+        return sorted(routers, key=str.encode)
+
     # ── background work ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
@@ -480,6 +462,9 @@ class Engine(RouterMethods):
             shard.check_writable()
         if (error := self._run_maintenance()) is not None:
             raise error
+
+    def _run_sync(self) -> None:
+        self._run_task("sync", self._sync)
 
     def _sync(self) -> None:
         retention.queue_moved_floors(self._context)

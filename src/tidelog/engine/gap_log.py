@@ -28,11 +28,12 @@ from tidelog.engine import delete, read, retention, segment_listing
 from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import Batch, check_int, is_utf8_text
 from tidelog.engine.config import OWN
+from tidelog.engine.context import EngineContext, TopicRegistry
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.pending_removals import EVICTION_CAUSES, PendingRemovals, Removal, RemovalCause
 from tidelog.engine.results import Appended, RecoveryReport
 from tidelog.engine.segment import SizeCount
-from tidelog.engine.topic_state import EngineContext, TopicRegistry, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Error, Unavailable
 from tidelog.formats.control_frames import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from tidelog.disk.interrupts import defer_signals_in
 from tidelog.engine import read, retention, segment_listing, watermarks
 from tidelog.engine.batch_encoder import check_int
@@ -378,11 +376,9 @@ def _group_info(topic: TopicState, name: str) -> tuple[GroupState, int]:
 
 def _first_live_ts(topic: TopicState, first: int) -> int | None:
     """Return the timestamp of the first live record from `first` on."""
-    for part, lo, hi in topic.index.slices(first, topic.index.head + 1):
-        dead = part.deleted_mask()
-        living = np.zeros(1, np.int64) if dead is None else np.flatnonzero(~dead[lo - part.base : hi - part.base])
-        if len(living):
-            return int(part.entries()["ts"][lo - part.base + int(living[0])])
+    for part in topic.index.slices(first, topic.index.head + 1):
+        if (seq := part.first_live()) is not None:
+            return int(part.part.entries()["ts"][seq - part.part.base])
     return None
 
 

@@ -12,8 +12,7 @@ first failure, when its error changes, and then once a minute: a task that runs 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -80,16 +79,6 @@ class HealthMonitor:
         self.corruptions = 0
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def watch(self, task: str) -> Iterator[None]:
-        """Count a run of a background task. An exception is logged, counted and suppressed."""
-        try:
-            yield
-        except Exception as error:
-            self.failed(task, error)
-        else:
-            self.succeeded(task)
 
     def succeeded(self, task: str) -> None:
         with self._guard:

@@ -163,6 +163,17 @@ class BatchRange(NamedTuple):
 ProducerBatches: TypeAlias = dict[str, dict[int, BatchRange]]  # by producer, then by number, ascending
 
 
+class ProducerState(Generic[P]):
+    """What a topic remembers of its writers: keys, numbered batches, and batches on their way to the WAL."""
+
+    __slots__ = ("batches", "keys", "pending")
+
+    def __init__(self) -> None:
+        self.keys: IdempotencyWindow[P, Appended] = IdempotencyWindow()
+        self.batches: ProducerBatches = {}
+        self.pending: dict[str, P] = {}  # by producer
+
+
 def find_written_batch(
     numbers: ProducerBatches, topic: str, writer: str, number: int, total: tuple[int, int], query_id: str = ""
 ) -> BatchRange | None:

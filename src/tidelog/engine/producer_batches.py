@@ -97,14 +97,14 @@ class ProducerAppend(Append):
     def _publish(self) -> None:
         """Publish, record the batch and end its pending state at one moment: a repetition finds one or the other."""
         super()._publish()
-        idempotency.record_batch(self.topic.producer_batches, self.body)
-        self.topic.pending_producer_batches.pop(self.body.writer, None)
+        idempotency.record_batch(self.topic.producers.batches, self.body)
+        self.topic.producers.pending.pop(self.body.writer, None)
 
     def on_done(self, error: Error | None) -> None:
         super().on_done(error)
         with self.topic.lock:
-            if self.topic.pending_producer_batches.get(self.body.writer) is self.future:
-                del self.topic.pending_producer_batches[self.body.writer]
+            if self.topic.producers.pending.get(self.body.writer) is self.future:
+                del self.topic.producers.pending[self.body.writer]
 
 
 def prepare_tables(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBatch]) -> MultiBatch:
@@ -132,11 +132,11 @@ def append_producer_batch(
     while True:
         with topic.lock:
             topic.check_writable()
-            idempotency.check_producer_batch(topic.producer_batches, writer, number, total, query_id)
-            future, is_own = topic.pending_producer_batches.get(writer), False
+            idempotency.check_producer_batch(topic.producers.batches, writer, number, total, query_id)
+            future, is_own = topic.producers.pending.get(writer), False
             if future is None:
                 known = idempotency.find_written_batch(
-                    topic.producer_batches, topic.name, writer, number, total, query_id
+                    topic.producers.batches, topic.name, writer, number, total, query_id
                 )
                 if known is not None:
                     return Appended(known.first, known.last, topic.index.head, True)
@@ -151,9 +151,9 @@ def append_producer_batch(
                         sum=total,
                         query_id=query_id,
                     )
-                    idempotency.record_batch(topic.producer_batches, body)
+                    idempotency.record_batch(topic.producers.batches, body)
                 else:
-                    topic.pending_producer_batches[writer] = future
+                    topic.producers.pending[writer] = future
         if is_own:
             return _wait_and_notify(topic, future)
         with suppress(Error):  # its own caller gets the error

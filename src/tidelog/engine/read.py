@@ -22,10 +22,11 @@ from tidelog.commitlog.codec import Chunk
 from tidelog.disk.interface import Disk, Stat, join
 from tidelog.engine import consistency, retention, watermarks
 from tidelog.engine.batch_encoder import check_int, is_utf8_text
+from tidelog.engine.context import WAL_DIR
 from tidelog.engine.json_codec import from_json
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
-from tidelog.engine.topic_state import WAL_DIR, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.engine.watermarks import Gap
 from tidelog.errors import BadInput, Corrupt, GapFound, Unavailable
 from tidelog.formats import lazy_compute as pc
@@ -206,8 +207,8 @@ class TopicScan:
                 part, start, stop = found
                 base = part.base
                 stop = min(stop, start + max(count_max, 64))
-                mask = part.deleted_mask()
-                deleted = None if mask is None else mask[start - part.base : stop - part.base].copy()
+                mask = found._replace(stop=stop).deleted()
+                deleted = None if mask is None else mask.copy()
                 read = part.reader(start, stop, min(bytes_max, self.chunk_bytes))
             counts = self._count_missing(first, start)
         if read is None:

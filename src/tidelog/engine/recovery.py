@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from tidelog.disk.interface import Disk, File, join
 from tidelog.engine import delete, groups, idempotency, manifest
 from tidelog.engine import groups as cursors
-from tidelog.engine.append import RESERVATION_MAX
 from tidelog.engine.config import TopicConfig
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext
 from tidelog.engine.manifest import LoadedManifest, Manifest, TopicRow
 from tidelog.engine.pending_removals import Removal, RemovalCause
 from tidelog.engine.queues.leases import QueueSnapshot
@@ -54,7 +54,8 @@ from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
 from tidelog.engine.routing import recovery
 from tidelog.engine.segment import Segment
-from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR, EngineContext, TopicState
+from tidelog.engine.seq_reservation import RESERVATION_MAX
+from tidelog.engine.topic_state import TopicState
 from tidelog.engine.watermarks import GroupCursorState, Watermarks
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame, scan, segment_index
@@ -306,11 +307,11 @@ class TopicReplayer:
                 ):
                     lost_max += RESERVATION_MAX
                 if lost_max:
-                    topic.reserved_seq = max(topic.reserved_seq, max(topic.index.head, contents.last) + lost_max)
+                    topic.reservation.raise_to(max(topic.index.head, contents.last) + lost_max)
                 if topic.queue_snapshot is not None and any(lost.may_contain(LEASE) for lost in losses):
                     topic.queue_snapshot.lease_id += LEASE_IDS_AHEAD
                 self._note_config_loss(topic, losses, len(losses))
-                if topic.is_config_uncertain:
+                if topic.recovery.is_config_uncertain:
                     self._report.damage.append(
                         f"{topic.name}: a change of its settings may be lost; look at them before the next write"
                     )
@@ -318,7 +319,9 @@ class TopicReplayer:
     def _note_config_loss(self, topic: TopicState, losses: Sequence[LostRange], before: int) -> None:
         """Record whether a config change may be lost since the last one that was replayed."""
         later = losses[self._losses_before_config.get(topic.id, 0) : before]
-        topic.is_config_uncertain = topic.is_config_uncertain or any(lost.may_contain(*_CONFIG_KINDS) for lost in later)
+        topic.recovery.is_config_uncertain = topic.recovery.is_config_uncertain or any(
+            lost.may_contain(*_CONFIG_KINDS) for lost in later
+        )
 
     def _plan_events(self, topic_id: int, run: _TopicFrames) -> Iterator[Callable[[], None]]:
         """Yield the steps that apply the frames of a topic, in order; records between two control frames are one
@@ -346,7 +349,10 @@ class TopicReplayer:
                 if announced and not _records_follow(window, numbers[place + 1 :], announced):
                     continue  # a torn write: its records are missing
                 if isinstance(body, control_frames.TopicCreate | control_frames.ConfigUpdate):
-                    self._losses_before_config[topic.id], topic.is_config_uncertain = window.losses_before, False
+                    self._losses_before_config[topic.id], topic.recovery.is_config_uncertain = (
+                        window.losses_before,
+                        False,
+                    )
                 header = window.headers[number]
                 seq = int(header["seq"])
                 if isinstance(body, control_frames.ConfigUpdate) and not seq:  # format of earlier builds
@@ -378,7 +384,7 @@ class TopicReplayer:
             assert isinstance(body, control_frames.WriteKey), "by its kind"
             if int(seqs[place + 1]) == body.first:
                 keys.append((body.key, body.first, body.last, int(times[place])))
-        idempotency.restore_keys(topic.idempotency_window, keys, self._context.clock)
+        idempotency.restore_keys(topic.producers.keys, keys, self._context.clock)
 
     def _append_records(self, topic: TopicState, run: _TopicFrames) -> None:
         """Add the records of one topic that the manifest does not hold."""
@@ -400,7 +406,7 @@ class TopicReplayer:
             and len(new)
             and int(first[new[0]]) > index.head + 1
         ):
-            topic.lost_ranges.append((index.head + 1, int(first[new[0]]) - 1))
+            topic.recovery.lost_ranges.append((index.head + 1, int(first[new[0]]) - 1))
         self._losses_before_record[topic.id] = window.losses_before
         if not len(new):
             return
@@ -456,7 +462,7 @@ class TopicReplayer:
             return numbers
         rows = scan.decode_records(window.buf, window.frame_pos[doubtful], window.headers[doubtful])
         first, last = int(rows.seq[0]), int(rows.seq[-1])
-        topic.reserved_seq = max(topic.reserved_seq, last)
+        topic.reservation.raise_to(last)
         topic.damage.append(f"{topic.name}: seqs {first} to {last} may be the rest of a batch that is lost; not served")
         return numbers[len(doubtful) :]
 
@@ -524,11 +530,11 @@ def _apply_control_frame(topic: TopicState, body: Body | None, seq: int, ts_ms: 
             topic.queue_snapshot = topic.queue_snapshot or QueueSnapshot()
             topic.queue_snapshot.apply(seq, body)
         case control_frames.HeadWatermark():
-            topic.reserved_seq = max(topic.reserved_seq, body.head_seq)
+            topic.reservation.raise_to(body.head_seq)
         case control_frames.GroupCursor():
             groups.apply_cursor(topic, body, ts_ms)
         case control_frames.NumberedBatch():
-            idempotency.record_batch(topic.producer_batches, body)
+            idempotency.record_batch(topic.producers.batches, body)
         case control_frames.RouterCreate() | control_frames.RouterDelete() | control_frames.Forward():
             recovery.replay_router_frame(topic, body, seq)
         case _:
@@ -572,9 +578,9 @@ def _group_by_topic(window: FrameWindow) -> Iterator[tuple[int, Ints]]:
 
 def _apply_floor(topic: TopicState, body: control_frames.EvictWatermark) -> None:
     """Apply a logged floor. Records lost with the tail are padded later (`_finish_topic`)."""
-    index, known = topic.index, topic.replayed_watermarks
+    index, known = topic.index, topic.recovery.watermarks
     ttl, cap = body.expiry_floor - 1, body.evict_floor - 1 if body.evict_floor > body.expiry_floor else 0
-    topic.replayed_watermarks = Watermarks(max(known.cap, cap), max(known.ttl, ttl), known.source)
+    topic.recovery.watermarks = Watermarks(max(known.cap, cap), max(known.ttl, ttl), known.source)
     marks: tuple[tuple[RemovalCause, int], ...] = (("ttl", ttl), ("cap", cap))
     for cause, mark in marks:
         topic.evict(min(mark + 1, index.head + 1), cause)
@@ -626,8 +632,8 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
             report.damage.append(f"two topics are called {topic.name!r}: the older one is not served")
         topics[topic.name] = topic
         report.damage += topic.damage
-        if topic.lost_ranges:
-            report.lost_seqs[topic.name] = topic.lost_ranges
+        if topic.recovery.lost_ranges:
+            report.lost_seqs[topic.name] = topic.recovery.lost_ranges
         _finish_topic(topic, report, writable=writable)
     for place in missing:
         if not place.topic.is_dropped:  # a drop removes files before the next manifest
@@ -657,11 +663,11 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
     topic.durable_floor = index.evict_floor
     topic.durable_seq = row.head
     index.deleted_ranges, index.trimmed_ranges = list(row.ghosts), list(row.trims)
-    topic.reserved_seq, topic.delete_count = row.reserved, row.removals
+    topic.reservation.reserved_seq, topic.delete_count = row.reserved, row.removals
     topic.groups = {group.group: GroupCursorState(group.seq, group.ts_ms, group.hold_bytes) for group in row.consumers}
     topic.had_retention_hold = topic.persists_floors = row.guarded
-    topic.producer_batches = idempotency.decode_producers(row.writers)
-    idempotency.restore_keys(topic.idempotency_window, row.keys, context.clock)
+    topic.producers.batches = idempotency.decode_producers(row.writers)
+    idempotency.restore_keys(topic.producers.keys, row.keys, context.clock)
     topic.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
     try:
         for each in index.parts:
@@ -690,24 +696,24 @@ def _check_segment_files(disk: Disk, part: Segment) -> list[str]:
 
 def _finish_topic(topic: TopicState, report: RecoveryReport, *, writable: bool) -> None:
     """Pass 5: reserved seqs become holes, logged floors are applied."""
-    index = topic.index
-    if writable and topic.reserved_seq > index.head:
-        report.padded[topic.name] = topic.reserved_seq - index.head
-        index.reserve_up_to(topic.reserved_seq)
+    index, reservation = topic.index, topic.reservation
+    if writable and reservation.reserved_seq > index.head:
+        report.padded[topic.name] = reservation.reserved_seq - index.head
+        index.reserve_up_to(reservation.reserved_seq)
     floors: tuple[tuple[RemovalCause, int], ...] = (
-        ("ttl", topic.replayed_watermarks.ttl),
-        ("cap", topic.replayed_watermarks.cap),
+        ("ttl", topic.recovery.watermarks.ttl),
+        ("cap", topic.recovery.watermarks.cap),
     )
     for cause, floor in floors:
         topic.evict(min(floor + 1, index.head + 1), cause)
     # The floor from the manifest and frames, not the one derived from records: the next replay may derive another one,
     # from the cursors of a group or from deletion vectors that are newer than its start.
-    topic.durable_floor = max(topic.durable_floor, min(topic.replayed_watermarks.evict_floor, index.head + 1))
-    if not topic.is_config_uncertain:
+    topic.durable_floor = max(topic.durable_floor, min(topic.recovery.watermarks.evict_floor, index.head + 1))
+    if not topic.recovery.is_config_uncertain:
         topic.enforce_caps()
-    topic.last_assigned_seq = topic.head_at_open = topic.history_seq = index.head
+    topic.last_assigned_seq = topic.recovery.head = topic.history_seq = index.head
     topic.last_write_ms = index.last_ts or None
-    topic.reserving_seq = topic.reserved_seq
+    reservation.reserving_seq = reservation.reserved_seq
     cursors.clamp_cursors(topic)
 
 

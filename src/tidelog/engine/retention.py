@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from tidelog.engine.context import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext
 from tidelog.engine.routing import forwarder
-from tidelog.engine.topic_state import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.engine.watermarks import Gap
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
 from tidelog.formats import control_frames, frame

@@ -374,6 +374,14 @@ def _locate_frames(shape: SegmentContent, first: int, stop: int, bytes_max: int)
     return None if window is None else [(shape.data.fetch(*window), 0)]
 
 
+def encode_deletions(base: int, records: int, deleted: BoolArray | None) -> bytes:
+    """Encode a `.del` file."""
+    vector = DeletionVector(base, records)
+    if deleted is not None:
+        vector.mark(np.flatnonzero(deleted) + base)
+    return deletion_vector.encode(vector)
+
+
 class TruncatedView:
     """A mapped data file up to the length in the manifest."""
 
@@ -547,11 +555,7 @@ class Segment:
 
     def encode_deletions(self) -> bytes:
         """Encode the content of its `.del` file."""
-        vector = DeletionVector(self.base, self.stop - self.base)
-        deleted = self.deleted_mask()
-        if deleted is not None:
-            vector.mark(np.flatnonzero(deleted) + self.base)
-        return deletion_vector.encode(vector)
+        return encode_deletions(self.base, self.stop - self.base, self.deleted_mask())
 
     def absorb(self, memtable: MemTable) -> None:
         """Take over a memtable whose records the files have now."""

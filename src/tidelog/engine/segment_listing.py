@@ -19,12 +19,11 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.engine import consistency, retention, watermarks
-from tidelog.engine.segment import BoolArray, Segment
+from tidelog.engine.segment import BoolArray, Segment, encode_deletions
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, NotFound
-from tidelog.formats import deletion_vector, segment_index
-from tidelog.formats.deletion_vector import DeletionVector
+from tidelog.formats import segment_index
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.types import Buffer
 
@@ -54,8 +53,8 @@ def find_seq_by_time(topic: TopicState, ts_ms: int) -> int:
                 return index.head + 1
             part, first, from_seq = found
             times = part.entries()["ts"][found.lo : found.hi]
-            dead = part.deleted_mask()
-            deleted = None if dead is None else dead[found.lo : found.hi].copy()
+            mask = found.deleted()
+            deleted = None if mask is None else mask.copy()
         # Times do not fall, so of a topic's parts one is searched, and another only where its rest is deleted.
         start = int(np.searchsorted(times, ts_ms))
         live = np.arange(start, len(times)) if deleted is None else start + np.flatnonzero(~deleted[start:])
@@ -91,7 +90,7 @@ class SegmentFile:
         NotFound if the segment was removed since it was listed."""
         files, segment = self._segment.files, self._segment
         if kind == "del":
-            return None if self._deleted is None else self._encode_deletions(self._deleted)
+            return None if self._deleted is None else encode_deletions(self.base, self.records, self._deleted)
         if kind == "foot":
             return files.read_side_file(self.base, ".foot") if self.sealed else None
         data, index = files.open(self.base)
@@ -129,11 +128,6 @@ class SegmentFile:
     def length(self, kind: FileKind) -> int | None:
         """Return the length of data or index without reading them; None for the others."""
         return {"data": self.size, "idx": self.records * segment_index.ENTRY_BYTES}.get(kind)
-
-    def _encode_deletions(self, deleted: BoolArray) -> bytes:
-        vector = DeletionVector(self.base, self.records)
-        vector.mark(np.flatnonzero(deleted) + self.base)
-        return deletion_vector.encode(vector)
 
     def _check_length(self, kind: FileKind, content: Buffer, size: int) -> Buffer:
         if len(content) == size:

@@ -23,12 +23,13 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.engine import gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
 from tidelog.engine.manifest import GroupRow, Manifest
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, recover
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_FILE_PATTERN, SEGMENT_SUFFIXES, MmapCache, Segment
 from tidelog.engine.tag_search import TagCache
-from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR, EngineContext, Quota, TopicState
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 

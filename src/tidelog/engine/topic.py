@@ -193,7 +193,7 @@ class Topic:
         """Return the last batches of this producer, by number."""
         with self._state.lock:
             self._state.check_open()
-            return dict(self._state.producer_batches.get(writer, {}))
+            return dict(self._state.producers.batches.get(writer, {}))
 
     def _append(self, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False) -> CommitFuture[Appended]:
         retention.expire_records(self._state)

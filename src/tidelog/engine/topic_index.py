@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.engine.memtable import BatchStats, MemTable
-from tidelog.engine.segment import Part, Segment, SizeCount, measure_part, record_sizes
+from tidelog.engine.segment import BoolArray, Part, Segment, SizeCount, measure_part, record_sizes
 from tidelog.engine.watermarks import Watermarks
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats.frame import SEQ_MAX
@@ -41,6 +41,19 @@ class Slice(NamedTuple):
     @property
     def hi(self) -> int:
         return self.stop - self.part.base
+
+    def deleted(self) -> BoolArray | None:
+        """One flag per seq; None: none is deleted. Valid while the topic's lock is held."""
+        mask = self.part.deleted_mask()
+        return None if mask is None else mask[self.lo : self.hi]
+
+    def first_live(self) -> int | None:
+        """The first seq that is not deleted; None: all are."""
+        flags = self.deleted()
+        if flags is None:
+            return self.first
+        live = int(flags.argmin())  # stops at the first live one
+        return None if flags[live] else self.first + live
 
 
 def _count_older(part: Part, first: int, stop: int, before_ms: int) -> int:
@@ -233,15 +246,9 @@ class TopicIndex:
         if self.count == 0:
             self.earliest = self.head + 1
             return
-        for part, first, stop in self.slices(self.earliest, self.head + 1):
-            deleted = part.deleted_mask()
-            if deleted is None:
-                self.earliest = max(self.earliest, first)
-                return
-            flags = deleted[first - part.base : stop - part.base]
-            live = int(flags.argmin())  # stops at the first live one
-            if not flags[live]:
-                self.earliest = first + live
+        for part in self.slices(self.earliest, self.head + 1):
+            if (first := part.first_live()) is not None:
+                self.earliest = first
                 return
 
     def evict(self, seq: int, cause: str) -> SizeCount:

@@ -1,169 +1,40 @@
-"""The state of one topic and of the engine around it: index, lock, listeners, limits.
+"""The state of one topic: its index, its lock, its listeners.
 
 A write is staged under the topic's lock (seqs, frames, a place in the shard's queue) and published by the committer
 when the WAL has it. Between the two it is counted but not visible. No thread waits for a commit while it holds the
 lock: the committer needs the lock to publish.
-
-`EngineContext` is what all topics of an engine share: disk, clock, limits, quota, caches, shards.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from math import exp2
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from tidelog.clock import Clock
 from tidelog.disk import fork
-from tidelog.disk.interface import Disk, join
-from tidelog.engine.config import OWN, EngineConfig, TopicConfig
-from tidelog.engine.health import BACKGROUND_TASKS, HealthMonitor
-from tidelog.engine.idempotency import IdempotencyWindow, ProducerBatches
+from tidelog.engine.config import OWN, TopicConfig
+from tidelog.engine.context import EngineContext, Quota
+from tidelog.engine.idempotency import ProducerState
 from tidelog.engine.memtable import BatchStats, MemTable
-from tidelog.engine.pending_removals import PendingRemovals, RemovalCause
+from tidelog.engine.pending_removals import RemovalCause
 from tidelog.engine.results import Appended, TopicInfo
 from tidelog.engine.routing.router import HopCounts
-from tidelog.engine.segment import MmapCache, SegmentFiles
-from tidelog.engine.tag_search import TagCache
+from tidelog.engine.seq_reservation import SeqReservation
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.watermarks import GroupCursorState, Watermarks, find_broken_holds, limit_eviction
-from tidelog.errors import Closed, Corrupt, Damaged, Forked, ReadOnly, Throttled, TopicNotFound, Unavailable
-from tidelog.wal import CommitFuture, Shard, WalRange, shard_for_topic
-from tidelog.wal.writer import DiskReserve
+from tidelog.errors import Closed, Corrupt, Damaged, Forked, TopicNotFound, Unavailable
+from tidelog.wal import CommitFuture, Shard, WalRange
 
 if TYPE_CHECKING:
-    from tidelog.engine.append import PendingReservation
-    from tidelog.engine.batch_encoder import ArrowBatch, Batch
-    from tidelog.engine.gap_log import GapLog
-    from tidelog.engine.queues.history import HistoryWriter
     from tidelog.engine.queues.leases import QueueSnapshot
     from tidelog.engine.queues.queue_state import QueueState
     from tidelog.engine.read import WalWatch
     from tidelog.engine.routing.forwarder import Forwarder
     from tidelog.engine.routing.recovery import ForwarderSnapshot, RouterRecovery
-    from tidelog.engine.topic import Topic
     from tidelog.wal import Commit
-
-MAINTENANCE_STEP_MS: Final = 1_000  # between two maintenance runs of a topic: each may cost a sync
-MAINTENANCE_RETRY_MS: Final = 10_000  # after a failure, or while a group holds records back
-
-
-class MaintenanceSchedule:
-    """Heap of (due_ms, topic): topics with records to expire or a segment to seal by age.
-
-    A topic has at most one valid entry, the earliest; stale entries are skipped when they come up. So a pass costs what
-    is due, not the number of topics, and a publish costs one comparison while its topic has an entry. Thread-safe. Call
-    `schedule` with the topic's lock held.
-    """
-
-    def __init__(self) -> None:
-        self._guard = Lock()
-        self._heap: list[tuple[int, int, TopicState]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def schedule(self, topic: TopicState, due_ms: int | None) -> None:
-        """Schedule a topic for `due_ms`, unless an earlier time is scheduled already. None: nothing to schedule."""
-        if due_ms is None or (topic.due_ms is not None and topic.due_ms <= due_ms):
-            return
-        topic.due_ms = due_ms
-        with self._guard:
-            heappush(self._heap, (due_ms, topic.id, topic))
-
-    def take_due(self, now_ms: int, count_max: int) -> list[TopicState]:
-        """Remove and return the topics that are due, each once."""
-        due: list[TopicState] = []
-        with self._guard:
-            while self._heap and self._heap[0][0] <= now_ms and len(due) < count_max:
-                due_ms, _, topic = heappop(self._heap)
-                if topic.due_ms == due_ms:  # else the entry is stale: an earlier one was taken
-                    topic.due_ms = None
-                    due.append(topic)
-        return due
-
-
-class Quota:
-    """One counter that all topics share, and its cap; a cap of 0 means no cap. Thread-safe.
-
-    Check and count are one step under one lock, so two writers cannot both take the last byte. After a restart under a
-    smaller cap more may be in use than is allowed; every `acquire` is then refused until enough is released.
-    """
-
-    def __init__(self, cap: int, *, limit: str = "total_bytes") -> None:
-        self._cap, self._limit = cap, limit
-        self._used = 0
-        self._guard = Lock()
-
-    @property
-    def used(self) -> int:
-        return self._used
-
-    @property
-    def available(self) -> int | None:
-        """How much `acquire` may take; None: no cap."""
-        return max(self._cap - self._used, 0) if self._cap else None
-
-    def acquire(self, amount: int) -> None:
-        """Add `amount`, or raise Throttled and add nothing."""
-        assert amount >= 0, "use release"
-        with self._guard:
-            if self._cap and self._used + amount > self._cap:
-                raise Throttled(self._limit, max=self._cap, used=self._used, asked=amount)
-            self._used += amount
-
-    def acquire_unchecked(self, amount: int) -> None:
-        """Add `amount` even above the cap: records found by a restart exist already."""
-        assert amount >= 0, "use release"
-        with self._guard:
-            self._used += amount
-
-    def release(self, amount: int) -> None:
-        """Subtract `amount`."""
-        assert amount >= 0, "use acquire"
-        with self._guard:
-            assert amount <= self._used, f"{amount} of {self._limit} released, only {self._used} in use"
-            self._used -= amount
-
-
-_BUFFER_STEP_BYTES: Final = 1 << 18
-_POOL_BYTES_MAX: Final = 8 << 20
-
-
-class BufferPool:
-    """Reused memory for large writes on their way to the WAL: fresh memory costs more than filling it. Thread-safe.
-
-    After `acquire` the buffer belongs to the caller alone; after `release` no view of it may be used. A buffer that is
-    not released is garbage-collected.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._free: list[bytearray] = []
-        self._pooled_bytes = 0
-
-    def acquire(self, size: int) -> bytearray:
-        """Return a buffer of at least this size with arbitrary content."""
-        with self._lock:
-            if self._free:
-                buffer = self._free.pop()  # last in, first out: it is still in the processor's cache
-                self._pooled_bytes -= len(buffer)
-                if len(buffer) >= size:
-                    return buffer
-        return bytearray(-(-size // _BUFFER_STEP_BYTES) * _BUFFER_STEP_BYTES)
-
-    def release(self, memory: bytearray) -> None:
-        """Return a buffer to the pool."""
-        with self._lock:
-            if self._pooled_bytes + len(memory) <= _POOL_BYTES_MAX:
-                self._free.append(memory)
-                self._pooled_bytes += len(memory)
-
 
 RECENCY_PRIORITY_MAX: Final = 500
 RECENCY_HALF_LIFE_MS: Final = 30_000
@@ -190,84 +61,14 @@ def effective_priority(config: TopicConfig, idle_ms: int | None) -> int:
     return round(RECENCY_PRIORITY_MAX * exp2(-idle_ms / RECENCY_HALF_LIFE_MS))
 
 
-_log = logging.getLogger("tidelog.engine")
-TOPICS_DIR = "topics"
-WAL_DIR = "wal"
-
-
 @dataclass(slots=True)
-class EngineContext:
-    """What all topics of an engine share."""
+class RecoveryFindings:
+    """What replay found about one topic."""
 
-    disk: Disk
-    clock: Clock
-    root: str
-    limits: EngineConfig
-    quota: Quota
-    tag_cache: TagCache
-    mmap_cache: MmapCache
-    shards: list[Shard]  # empty: opened read-only
-    closing: bool = False  # no new writes
-    closed: bool = False
-    listener_failures: int = 0  # listener calls that raised
-    opener_pid: int | None = None  # in a forked child: the process that opened the engine
-    needs_checkpoint: bool = False  # a segment was completed or copies were made since the last checkpoint
-    topics: TopicRegistry | None = None  # the engine, for queues and routers that need other topics
-    dirty_histories: set[HistoryWriter] = field(default_factory=set)  # with steps that are not written yet
-    queue_topics: set[TopicState] = field(default_factory=set)  # topics of type queue
-    buffer_pool: BufferPool = field(default_factory=BufferPool)
-    strong_topics: set[TopicState] = field(default_factory=set)  # topics with strong readers
-    wal_files_synced: bool = False  # a read-only engine has synced the WAL for its strong readers
-    moved_floors: set[TopicState] = field(
-        default_factory=set
-    )  # topics whose floor the next interval sync makes durable
-    reload_topics: Callable[[], dict[str, TopicState]] | None = (
-        None  # of a read-only engine: load the topics from disk again
-    )
-    is_replaying: bool = False  # WAL frames are being applied; the state is incomplete
-    schedule: MaintenanceSchedule = field(default_factory=MaintenanceSchedule)
-    disk_reserve: DiskReserve = field(init=False)
-    removals: PendingRemovals = field(init=False)
-    health: HealthMonitor = field(init=False)
-    gap_log: GapLog = field(init=False)  # set by the engine
-
-    def __post_init__(self) -> None:
-        self.removals = PendingRemovals(enabled=self.limits.ledger_records > 0)
-        self.health = HealthMonitor(self.root, self.now_ms, BACKGROUND_TASKS)
-        self.disk_reserve = DiskReserve(self.disk, join(self.root, WAL_DIR))
-
-    def closed_error(self, undone: str) -> Closed | Forked:
-        """The error for a use after `closed` was set: by a close, or in a forked child."""
-        if self.opener_pid is not None:
-            return Forked(self.root, pid=self.opener_pid)
-        return Closed(f"{self.root} was closed; {undone}, open it again")
-
-    def notify(self, topic: str, listeners: Iterable[Callable[[], None]]) -> None:
-        """Call the listeners of a topic. An exception is logged and counted; it affects neither the write nor other
-        listeners."""
-        for listener in listeners:
-            try:
-                listener()
-            except BaseException:
-                self.listener_failures += 1
-                _log.exception("a listener of topic %r raised; the write is committed", topic)
-
-    def now_ms(self) -> int:
-        return self.clock.now_us() // 1000
-
-    def segment_files(self, topic_id: int) -> SegmentFiles:
-        return SegmentFiles(self.disk, topic_directory(self.root, topic_id), topic_id, self.mmap_cache)
-
-    def shard(self, topic_id: int) -> Shard:
-        if self.closed:
-            raise self.closed_error("nothing was written")
-        if not self.shards:
-            raise ReadOnly(f"{self.root} was opened for reading; nothing was written")
-        return self.shards[shard_for_topic(topic_id, len(self.shards))]
-
-
-def topic_directory(root: str, topic_id: int) -> str:
-    return join(join(root, TOPICS_DIR), f"{topic_id:08X}")
+    lost_ranges: list[tuple[int, int]] = field(default_factory=list)  # (first, last) seqs lost with damaged frames
+    is_config_uncertain: bool = False  # a config change may be lost: replay does not evict by caps
+    watermarks: Watermarks = field(default_factory=Watermarks)  # the highest floors among replayed frames
+    head: int | None = None  # when the directory was opened; None: the topic was created since
 
 
 class TopicState:
@@ -278,8 +79,7 @@ class TopicState:
         self.quota = Quota(0) if name.startswith(OWN) else context.quota  # internal topics are outside of the quota
         self.groups: dict[str, GroupCursorState] = {}
         self.pending_cursor_commits: dict[str, CommitFuture[None]] = {}  # cursor moves on their way to the WAL
-        self.producer_batches: ProducerBatches = {}  # written batches by producer and number
-        self.pending_producer_batches: dict[str, CommitFuture[Appended]] = {}  # batches on their way to the WAL
+        self.producers: ProducerState[CommitFuture[Appended]] = ProducerState()
         self.had_retention_hold = False  # a group has had a hold: cap floors do not follow from the records alone
         self.persists_floors = (
             False  # a floor is made durable before a reader sees it; set before `had_retention_hold`, never unset
@@ -287,17 +87,11 @@ class TopicState:
         self.delete_count = 0  # deletes so far; the count is the number of the last one
         self.last_assigned_seq = 0  # assigned, maybe not published yet
         self.staged_records = self.staged_bytes = 0  # assigned and not published yet
-        self.reserved_seq = 0  # disk class: seqs up to here are durably reserved
-        self.reserving_seq = 0  # as `reserved_seq`, plus what the commit that is being written reserves
-        self.reserved_ms, self.reservation_size = 0, 0
-        self.pending_reservation: PendingReservation | None = (
-            None  # the next reservation, valid once its frame is synced
-        )
+        self.reservation = SeqReservation(topic_id, self.lock, context.clock, context.limits.head_reserve)
         self.durable_floor = 1  # the evict floor that survives a power cut
         self.pending_floor: CommitFuture[int] | None = None
         self.durable_seq = 0  # records up to here survive a power cut, as far as strong reads made sure
         self.sync_lock = Lock()  # one strong reader syncs for all of them
-        self.idempotency_window: IdempotencyWindow[CommitFuture[Appended], Appended] = IdempotencyWindow()
         self.is_dropped = False
         self.due_ms: int | None = None  # its entry in the maintenance schedule
         self._shard: Shard | None = None
@@ -305,10 +99,7 @@ class TopicState:
         self.last_read_ms: int | None = None  # wall clock, shown to users
         self.last_access_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # damage that replay found
-        self.lost_ranges: list[tuple[int, int]] = []  # (first, last) seqs of records lost with damaged frames
-        self.is_config_uncertain = False  # a config change may be lost: replay does not evict by caps
-        self.replayed_watermarks = Watermarks()  # the highest floors among replayed frames
-        self.head_at_open: int | None = None  # head when the directory was opened; None: created since
+        self.recovery = RecoveryFindings()
         self.queue_snapshot: QueueSnapshot | None = None  # recovered queue state, until the first use
         self.queue_state: QueueState | None = None  # from the first use on
         self.history_seq = 0  # jobs up to here are in the queue's history, or were written before this process started
@@ -350,12 +141,6 @@ class TopicState:
     def must_persist_floor(self) -> bool:
         """Whether a floor must be durable before a reader sees it."""
         return self.config.durability == "disk" or (self.persists_floors and not self.is_ephemeral)
-
-    @property
-    def reserved_ceiling(self) -> int:
-        """Replay of what is written so far treats seqs up to here as assigned."""
-        pending = self.pending_reservation
-        return max(self.reserved_seq, self.reserving_seq, 0 if pending is None else pending.ceiling)
 
     def info(self) -> TopicInfo:
         with self.lock:
@@ -447,14 +232,14 @@ class TopicState:
         """Evict records above the caps. A topic that rejects exceeds them only after its caps were lowered. `head`:
         apply the caps as if this were the last record, for a replay that holds later ones already."""
         try:
-            if self.context.is_replaying and (self.had_retention_hold or self.is_config_uncertain):
+            if self.context.is_replaying and (self.had_retention_hold or self.recovery.is_config_uncertain):
                 return  # replayed frames carry the floor
             floor = self.index.floor_for_caps(self.config.cap_records, self.config.cap_bytes, head)
             if floor:
                 self.evict(self.limit_by_holds(floor), "cap")
         except (Corrupt, Damaged, Unavailable) as error:
             # Records that cannot be counted cannot be evicted. The write itself succeeded.
-            self.damage[:] = [*self.damage, f"{self.name}: its caps are not applied: {error}"][-10:]
+            self.add_damage(f"{self.name}: its caps are not applied: {error}")
             self.report_corruption("caps", f"they are not applied: {error}")
 
     def limit_by_holds(self, floor: int) -> int:
@@ -475,6 +260,10 @@ class TopicState:
             self.context.removals.add_eviction(self, old_floor, cause, evicted, broken)
             if self.must_persist_floor:
                 self.context.moved_floors.add(self)
+
+    def add_damage(self, text: str) -> None:
+        """Remember what is wrong with its records, the last ten findings."""
+        self.damage[:] = [*self.damage, text][-10:]
 
     def report_corruption(self, where: str, reason: str) -> None:
         """Report stored bytes that do not verify to the health monitor."""
@@ -525,24 +314,3 @@ class TopicState:
 
     def submit(self, commit: Commit) -> None:
         self.shard.submit(commit)
-
-
-HISTORY_TOPIC_PREFIX = "_tidelog.history."  # and the name of the queue
-
-
-class TopicRegistry(Protocol):
-    """What queues, routers and the gap log need of the engine: other topics."""
-
-    def ensure_topic(self, name: str, config: TopicConfig, first: Batch | ArrowBatch) -> tuple[Topic, bool]:
-        """Return the topic and whether it was created for this write."""
-        ...
-
-    def find(self, name: str) -> Topic | None: ...
-
-    def internal_topic(self, name: str, **config: object) -> Topic:
-        """Return an internal topic, created if it does not exist."""
-        ...
-
-    def drop_internal_topic(self, name: str) -> None:
-        """Drop an internal topic, if it exists."""
-        ...

@@ -17,7 +17,8 @@ import pytest
 from tests.crash.topics.oracle import Row, row
 from tests.crash.topics.workloads import EngineHarness, open_engine
 
-from tidelog.engine import Engine, Record, Topic, checkpoint
+from tidelog.engine import Engine, Record, Topic
+from tidelog.engine.checkpoint import SegmentWriter
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
 
@@ -199,14 +200,10 @@ def test_every_bit_of_every_byte(part: int, read_only: bool, shards: int, record
 def test_a_seal_that_verifies_nothing_is_found(bug: str, monkeypatch: pytest.MonkeyPatch, record_count: Tell) -> None:
     """Planted: a footer is made over the bytes as they are."""
     if bug == "unverified footers":
-        monkeypatch.setattr(checkpoint, "_find_unverified", lambda *_: None)
+        monkeypatch.setattr(SegmentWriter, "_find_unverified", lambda *_: None)
     else:
-        monkeypatch.setattr(checkpoint, "_find_unverified", lambda *_: "it is not looked at")
-        monkeypatch.setattr(
-            checkpoint,
-            "_rebuild_index",
-            lambda topic_id, base, stop, content: b"\0" * 20 * (stop - base),  # noqa: ARG005
-        )
+        monkeypatch.setattr(SegmentWriter, "_find_unverified", lambda *_: "it is not checked")
+        monkeypatch.setattr(SegmentWriter, "_rebuild_index", lambda self, stop, _: b"\0" * 20 * (stop - self.base))
     unsealed = (each for each in flipped(3, 1, lambda pos: (pos * 5 % 8,)) if ".data" in each[0] or ".idx" in each[0])
     with pytest.raises(AssertionError):
         run(unsealed, record_count, read_only=False)

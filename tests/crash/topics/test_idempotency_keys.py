@@ -50,7 +50,7 @@ def a_key_counts_without_its_records(patch: Patch) -> None:
         rows = [
             (body.key, body.first, body.last, 1 << 60) for body in found if isinstance(body, control_frames.WriteKey)
         ]
-        idempotency.restore_keys(core.idempotency_window, rows, core.context.clock)
+        idempotency.restore_keys(core.producers.keys, rows, core.context.clock)
 
     patch.setattr(TopicReplayer, "_restore_keys", remember)
 

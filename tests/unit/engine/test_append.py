@@ -143,7 +143,7 @@ def test_a_topic_at_full_speed_soon_reserves_for_many_writes() -> None:
     world.clock.tick(5000)
     assert syncs(733 - 100) == 0
     assert syncs(1) == 1
-    assert topic._state.reserved_seq == topic.head_seq + 10
+    assert topic._state.reservation.reserved_seq == topic.head_seq + 10
 
 
 @pytest.mark.parametrize("durability", CLASSES)

@@ -10,7 +10,7 @@ from tests.unit.engine.harness import EngineHarness, Restart, datas
 
 from tidelog.engine import Topic, append
 from tidelog.engine.batch_encoder import Batch
-from tidelog.engine.topic_state import BufferPool
+from tidelog.engine.context import BufferPool
 from tidelog.errors import DiskFull
 
 

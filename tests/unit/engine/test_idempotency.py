@@ -275,7 +275,7 @@ def test_the_newest_keys_are_known_up_to_a_bound(monkeypatch: pytest.MonkeyPatch
     for number in range(5):
         topic.append(number, key=f"k{number}")
     for how in ("kill", "reopen"):
-        assert len(world.log.topic("t")._state.idempotency_window) == 3
+        assert len(world.log.topic("t")._state.producers.keys) == 3
         world.restart(how)
     assert world.log.topic("t").append("again", key="k2").first_seq == 3
     assert not world.log.topic("t").append("again", key="k1").deduped

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.engine.harness import CLASSES, RESTARTS, TINY, EngineHarness, Restart, datas
 
 import tidelog
-from tidelog.engine.topic_state import Quota
+from tidelog.engine.context import Quota
 from tidelog.errors import DiskFull, Throttled, TopicFull, Unavailable
 from tidelog.testing import ManualClock, SimDisk
 

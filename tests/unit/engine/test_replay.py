@@ -22,7 +22,7 @@ from tests.unit.engine.harness import (
 )
 
 from tidelog.engine import Engine, manifest, recovery, retention
-from tidelog.engine.append import RESERVATION_MAX
+from tidelog.engine.seq_reservation import RESERVATION_MAX
 from tidelog.errors import Damaged, Error
 from tidelog.formats import frame
 from tidelog.testing import SimDisk

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 from tests.unit.engine.harness import EngineHarness
 
-from tidelog.engine import Topic, append
-from tidelog.engine.topic_state import TopicState
+from tidelog.engine import Topic, seq_reservation
+from tidelog.engine.seq_reservation import SeqReservation
 from tidelog.errors import DiskFull
 from tidelog.wal import Shard
 
@@ -21,7 +21,7 @@ from tidelog.wal import Shard
 @pytest.fixture(autouse=True)
 def _small_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests count to ten, not to thousands."""
-    monkeypatch.setattr(append, "_SMALL_RESERVATION", 0)
+    monkeypatch.setattr(seq_reservation, "_SMALL_RESERVATION", 0)
 
 
 def made(head_reserve: int = 10) -> tuple[EngineHarness, Topic]:
@@ -87,7 +87,7 @@ def test_somebody_is_sent_to_sync_the_mark() -> None:
 
 
 def is_booked(topic: Topic) -> bool:
-    return topic._state.pending_reservation is not None
+    return topic._state.reservation.pending is not None
 
 
 def test_a_booking_that_was_not_written_is_none() -> None:
@@ -150,7 +150,7 @@ def used_before_the_disk_has_the_mark(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_checkpoint_forgets_what_was_booked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TopicState, "reserved_ceiling", property(lambda core: core.reserved_seq))
+    patch.setattr(SeqReservation, "ceiling", property(lambda reservation: reservation.reserved_seq))
 
 
 @pytest.mark.parametrize("bug", [used_before_the_disk_has_the_mark, a_checkpoint_forgets_what_was_booked])

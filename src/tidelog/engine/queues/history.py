@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.engine.batch_encoder import Batch
-from tidelog.engine.topic_state import HISTORY_TOPIC_PREFIX
+from tidelog.engine.context import HISTORY_TOPIC_PREFIX
 from tidelog.errors import Error
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class HistoryWriter:
         self._steps: deque[JobStep] = deque(maxlen=_PENDING_STEPS_MAX)
         self._unwritten_rows: list[bytes] = []  # steps whose append failed, oldest first
         self.dropped_steps = 0  # steps that were dropped because too many waited for a failing disk
-        self._restarted = topic.head_at_open is not None
+        self._restarted = topic.recovery.head is not None
         self._flushing = Lock()
 
     def add_step(self, step: JobStep) -> None:

@@ -206,7 +206,7 @@ class QueueState:
                     lo, hi = first + int(with_meta[0]), first + int(with_meta[-1]) + 1
                     read = part.reader(lo, hi, _SCHEDULE_READ_BYTES)
                 except Damaged as damage:
-                    topic.damage[:] = [*topic.damage, f"{topic.name}: the schedules of its jobs: {damage}"][-10:]
+                    topic.add_damage(f"{topic.name}: the schedules of its jobs: {damage}")
                     self._advance_scheduled(stop)  # unreadable jobs are not claimable either
                     continue
             chunk = read()

@@ -141,7 +141,7 @@ def _damaged_chunk(source: TopicState, first: int, fault: Fault) -> SourceChunk:
     stop = max(fault.resume, first + 1)
     message = f"{source.name}: seqs {first} to {stop - 1} could not be forwarded: {fault.reason}"
     if message not in source.damage:
-        source.damage[:] = [*source.damage, message][-10:]
+        source.add_damage(message)
     with source.lock:
         return SourceChunk(first, stop, "lost", empty_rows(), hops=_hops_between(source, first, stop))
 

@@ -19,8 +19,6 @@ from threading import Lock
 from typing import NamedTuple
 
 from tidelog.disk.interrupts import DEFER_SIGNALS
-from tidelog.engine import append
-from tidelog.engine.append import PendingReservation
 from tidelog.engine.routing.forward_plan import (
     EncodedCopies,
     ForwardStep,
@@ -32,6 +30,7 @@ from tidelog.engine.routing.forward_plan import (
 )
 from tidelog.engine.routing.router import HOPS_MAX, Router
 from tidelog.engine.segment import SizeCount
+from tidelog.engine.seq_reservation import PendingReservation
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Error, Throttled
 from tidelog.formats import control_frames, frame
@@ -186,15 +185,15 @@ class ForwardCommit(Commit):
 
     @property
     def needs_sync(self) -> bool:
-        return self.durable or (self.needs_reservation and append.needs_reservation(self.forwarder.dest, self.last))
+        return self.durable or (self.needs_reservation and self.forwarder.dest.reservation.is_needed(self.last))
 
     def before_write(self) -> None:
         """Class `disk`: reserve the seqs of copies, as for every write."""
         if not self.needs_reservation:
             return
         first = self.batches[0].first
-        self.reserved_ceiling, self.pending_reservation = append.reserve_seqs(
-            self, self.forwarder.dest, self.shard, first, self.last, self.ts_ms
+        self.reserved_ceiling, self.pending_reservation = self.forwarder.dest.reservation.prepare(
+            self, self.shard, first, self.last, self.ts_ms
         )
 
     def apply(self, error: Error | None) -> bool:
@@ -202,7 +201,7 @@ class ForwardCommit(Commit):
         with dest.lock:
             dest.staged_records -= self.count
             dest.staged_bytes -= self.data_bytes
-            append.on_reservation_done(self, dest, self.reserved_ceiling, self.pending_reservation, ok=error is None)
+            dest.reservation.on_done(self, self.reserved_ceiling, self.pending_reservation, ok=error is None)
             if error is None and not dest.is_dropped:
                 apply_batches(forwarder, self.batches, self.ts_ms)
                 forwarder.cursor = self.cursor_after

@@ -23,11 +23,11 @@ from tidelog.database import Database
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import BulkScan, Counts, Gap, Topic
+from tidelog.engine.context import topic_directory
 from tidelog.engine.read import SCHEMA
 from tidelog.engine.segment import MmapCache, SegmentFiles
 from tidelog.engine.segment import Segment as StoredSegment
 from tidelog.engine.segment_listing import SegmentFile
-from tidelog.engine.topic_state import topic_directory
 from tidelog.errors import Corrupt, NotFound, Unavailable
 from tidelog.formats import deletion_vector, segment_index
 from tidelog.spark.backends.interface import (

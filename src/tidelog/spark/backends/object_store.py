@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tidelog.disk.object_store import open_object_store
+from tidelog.engine.context import topic_directory
 from tidelog.engine.segment import MmapCache, SegmentFiles
-from tidelog.engine.topic_state import topic_directory
 from tidelog.errors import BadInput, NotFound
 from tidelog.spark.backends import range_reader
 from tidelog.spark.backends.directory import DirectoryBackend
