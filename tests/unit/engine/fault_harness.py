@@ -67,7 +67,7 @@ def view(log: Engine, clock: ManualClock) -> View:
 
 
 def read_topic(topic: Topic) -> TopicView:
-    """A topic read from the start; its pages and its figures agree with each other (E5, E8)."""
+    """A topic read from the start; its pages and its counts agree with each other (E5, E8)."""
     rows: dict[int, Record] = {}
     state = topic.state()
     cursor = 0

@@ -9,7 +9,7 @@
     RO   refused, the shard latched until restart     PFX  what was acked is intact, an unacked tail may vanish
     O/N  exactly the old or the new state             OLD  the old state, the new one is passed over
     RB   made again from its source, nothing lost     CUT  cut at the first bad frame, nothing acked is lost
-    DET  told of what is damaged, never served        REF  refuses to open
+    DET  damage is reported, never served            REF  refuses to open
     –    no such call is made
 
 A test carries the id of its cell: `T7-EF-dropped-once` is row T7, column EF. Rows T12 to T14 are tiers.

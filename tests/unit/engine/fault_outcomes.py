@@ -28,7 +28,7 @@ def restarts(disk: SimDisk) -> Iterator[tuple[str, SimDisk]]:
 
 
 def write_everywhere(log: Engine, seen: Mapping[str, TopicView], what: str, shards: set[int] | None = None) -> None:
-    """Each topic takes a record, with a seq that nobody had, and shows it."""
+    """Each topic takes a record, with a new seq, and shows it."""
     count = len(log._context.shards)
     for name, before in seen.items():
         if shards is not None and shard_for_topic(before.id, count) not in shards:
@@ -42,7 +42,7 @@ def write_everywhere(log: Engine, seen: Mapping[str, TopicView], what: str, shar
 def check_restart(
     harness: FaultHarness, image: SimDisk, states: Sequence[View], what: str, *, least: View | None = None
 ) -> RecoveryReport:
-    """Open what a restart finds: it is one of these states, and no damage is told."""
+    """Open what a restart finds: it is one of these states, and no damage is reported."""
     clock = ManualClock(START_US)
     log = harness.open(image, clock)
     assert log.report.damage == [], f"{what}: {log.report.damage}"

@@ -85,7 +85,7 @@ def on_names_after(*paths: str, also: str = "") -> Picks:
 
 
 def _swapped(steps: Sequence[Step]) -> int:
-    """The number of the step with which a new snapshot is durable: the one behind its rename."""
+    """The number of the step with which a new snapshot is durable: the one after its rename."""
     renamed = next(number for number, step in enumerate(steps) if step.call == "rename" and "/meta/" in step.path)
     assert steps[renamed + 1] == Step("sync_dir", f"{PATH}/meta", 0), "a snapshot's name is not synced"
     return renamed + 1
@@ -95,7 +95,7 @@ def in_snapshot(steps: Sequence[Step]) -> Sequence[int]:
     return [number for number in range(_swapped(steps) + 1) if f"{PATH}/meta" in steps[number].path]
 
 
-def behind_snapshot(steps: Sequence[Step]) -> Sequence[int]:
+def after_snapshot(steps: Sequence[Step]) -> Sequence[int]:
     return range(_swapped(steps) + 1, len(steps))
 
 
@@ -107,8 +107,8 @@ def in_data(steps: Sequence[Step]) -> Sequence[int]:
 
 
 def in_moving(steps: Sequence[Step]) -> Sequence[int]:
-    """What an opening does behind the making of its first WAL file, but for removing a directory that has become empty:
-    nobody misses that."""
+    """What an opening does after it created its first WAL file, except for removing an empty directory,
+    which is optional."""
     made = next(number for number, step in enumerate(steps) if step.call == "reserve")
     return [
         number
@@ -316,7 +316,7 @@ def lose_an_index(disk: SimDisk) -> SimDisk:
 
 
 def leave_partial_checkpoint(log: Engine, clock: ManualClock) -> None:
-    """A checkpoint that broke off before its snapshot, a topic whose files stayed, and a write behind it all."""
+    """A checkpoint that broke off before its snapshot, a topic whose files stayed, and a write after it all."""
     disk = log._context.disk
     assert isinstance(disk, SimDisk)
     log.topic("gone", durability="fsync").append([b"a", b"b"])
@@ -328,7 +328,7 @@ def leave_partial_checkpoint(log: Engine, clock: ManualClock) -> None:
     with suppress(WriteFailed):
         log.checkpoint()
     disk.clear_faults()
-    log.topic("f").append([b"behind", b"the mark"])
+    log.topic("f").append([b"after", b"the mark"])
     log.topic("d").append(b"delta")
 
 
@@ -341,7 +341,7 @@ def used(content: bytes) -> int:
 
 
 def tear_the_tail(disk: SimDisk) -> SimDisk:
-    """What a killed machine left: an unfinished frame behind the last one, an index that is gone, a stale temporary."""
+    """What a killed machine left: an unfinished frame after the last one, an index that is gone, a stale temporary."""
     image = lose_an_index(disk)
     path = newest_wal(image, 0)
     content = image.read_file(path)
@@ -370,7 +370,7 @@ ROWS: Final[dict[str, tuple[Scenario, ...]]] = {
     ),
     "T6": (Scenario(lead=write_some, act=checkpoint, picks=on("wal/")),),
     "T7": (Scenario(lead=write_some, act=checkpoint, picks=in_snapshot, derived=True),),
-    "T8": (Scenario(lead=make_obsolete_files, act=checkpoint, picks=behind_snapshot, derived=True),),
+    "T8": (Scenario(lead=make_obsolete_files, act=checkpoint, picks=after_snapshot, derived=True),),
     "T9": (Scenario(lead=write_some, act=checkpoint, picks=on_names_after(".foot"), derived=True),),
     "T10": (
         Scenario(act=delete_seqs, picks=on("wal/")),
@@ -387,7 +387,7 @@ ROWS: Final[dict[str, tuple[Scenario, ...]]] = {
             halfway=read_old,
             columns="NS EW EF SW CJ",
         ),
-        Scenario(prepare=make_old, lead=expire_segments, act=checkpoint, picks=behind_snapshot, columns="C± LU RR"),
+        Scenario(prepare=make_old, lead=expire_segments, act=checkpoint, picks=after_snapshot, columns="C± LU RR"),
     ),
     "T15": (
         Scenario(act=drop, picks=on("wal/"), columns="TW SW NS EW EF BF CJ"),

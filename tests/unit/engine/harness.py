@@ -36,7 +36,7 @@ class EngineHarness:
     def __init__(self, disk: SimDisk | None = None, **settings: Any) -> None:
         self.clock = ManualClock()
         self.disk = disk or SimDisk(clock=self.clock, trace=True)
-        # A simulated disk keeps reserved room as zeros in memory: the default file of 64 MiB would cost a second each.
+        # A simulated disk keeps reserved space as zeros in memory: the default file of 64 MiB would cost a second each.
         self.settings: dict[str, Any] = {"wal_shards": 1, "threads": False, "wal_file_bytes": 1 << 14, **settings}
         self.log = self.open(self.disk)
 
@@ -65,7 +65,7 @@ class EngineHarness:
 
 
 class InterposingDisk(SimDisk):
-    """A disk that lets somebody act between two steps of a checkpoint: before the `at`-th use of a name outside of the
+    """A disk that runs an action between two steps of a checkpoint: before the `at`-th use of a name outside of the
     WAL. Those of the WAL are left out because the shard's turn is taken there."""
 
     action: Callable[[], object] | None = None
@@ -175,7 +175,7 @@ def read_topic(topic: Topic, limit: int = 256, *, weighed: bool = True) -> Topic
         if cursor == 0:
             first = page.gap
         else:
-            assert page.gap is None, "a gap is told once"
+            assert page.gap is None, "a gap is reported once"
         records += page.records
         cursor = page.next_from_seq
         if page.caught_up:
@@ -220,5 +220,5 @@ def running(*works: Callable[[], object]) -> Iterator[None]:
     finally:
         for thread in threads:
             thread.join(TIMEOUT_S)
-    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert not any(thread.is_alive() for thread in threads), "a thread waits forever"
     assert not failed, failed

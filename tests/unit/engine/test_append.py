@@ -139,7 +139,7 @@ def test_a_topic_at_full_speed_soon_reserves_for_many_writes() -> None:
             topic.append(b"x")
         return topic.shard.stats.fsyncs - before
 
-    assert syncs(100) == 3, "behind 0, 11 and 92 records"
+    assert syncs(100) == 3, "after 0, 11 and 92 records"
     world.clock.tick(5000)
     assert syncs(733 - 100) == 0
     assert syncs(1) == 1
@@ -246,7 +246,7 @@ def test_whatever_holds_bytes_is_kept_as_bytes(kind: type) -> None:
     ids=ascii,
 )
 def test_what_json_cannot_say_is_refused(value: object) -> None:
-    """Contract, appendix E: NaN, infinities, lone surrogates, foreign objects."""
+    """Contract, appendix E: NaN, infinities, unpaired surrogates, foreign objects."""
     world = EngineHarness()
     topic = world.log.topic("a")
     before = world.disk.digest()
@@ -356,14 +356,14 @@ def test_a_second_write_of_a_key_under_way_waits_for_the_first() -> None:
     first, second = topic.append_nowait([1, 2], key="k"), topic.append_nowait(3, key="k")
     assert not first.done
     assert not second.done
-    told = second.wait()
-    assert (told.first_seq, told.last_seq, told.deduped) == (1, 2, True)
+    repeated = second.wait()
+    assert (repeated.first_seq, repeated.last_seq, repeated.deduped) == (1, 2, True)
     assert not first.wait().deduped
     assert datas(topic) == [1, 2]
 
 
 def test_a_second_write_of_a_key_shares_the_firsts_failure_and_a_third_goes_through() -> None:
-    """Contract 1.11: nobody is told of seqs that were never written."""
+    """Contract 1.11: no caller gets seqs that were never written."""
     world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     first, second = topic.append_nowait(1, key="k"), topic.append_nowait(2, key="k")
@@ -387,8 +387,8 @@ def test_of_many_threads_with_one_key_exactly_one_writes() -> None:
 
         with running(*(lambda number=number: write(number) for number in range(8))):
             pass
-        assert sorted(told.deduped for told in found) == [False] + [True] * 7
-        assert {told.seqs for told in found} == {range(1, 3)}
+        assert sorted(repeated.deduped for repeated in found) == [False] + [True] * 7
+        assert {repeated.seqs for repeated in found} == {range(1, 3)}
         assert len(seqs(topic)) == 2
 
 
@@ -405,7 +405,7 @@ def test_a_key_has_up_to_256_bytes(key: str) -> None:
 # Commits ------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_nobody_waited_for_is_not_visible_yet() -> None:
+def test_append_nowait_is_not_visible_before_its_commit() -> None:
     world = EngineHarness()
     topic = world.log.topic("a")
     token = topic.append_nowait([1, 2])
@@ -417,7 +417,7 @@ def test_a_write_that_nobody_waited_for_is_not_visible_yet() -> None:
 
 
 @pytest.mark.parametrize("how", ["tick", "close", "another"])
-def test_a_write_that_nobody_waits_for_is_done_all_the_same(how: str) -> None:
+def test_append_nowait_commits_without_a_wait(how: str) -> None:
     """G19, G20."""
     world = EngineHarness()
     topic = world.log.topic("a")
@@ -473,8 +473,8 @@ def test_a_full_queue_refuses_the_whole_batch_and_takes_no_seq() -> None:
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
-def test_a_batch_without_room_is_gone_for_good_and_its_seqs_are_holes(restart: Restart) -> None:
-    """G7, G25: not visible before the restart nor behind it, and writing goes on without one."""
+def test_a_batch_refused_by_a_full_disk_leaves_holes(restart: Restart) -> None:
+    """G7, G25: not visible before the restart nor after it, and writing goes on without one."""
     world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2])

@@ -1,4 +1,4 @@
-"""A topic as columns: to_arrow tells what read tells, append_arrow writes what append writes (design D1, E8)."""
+"""A topic as columns: to_arrow returns what read returns, append_arrow writes what append writes (design D1, E8)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(table: pa.Table) -> list[Record]:
     ]
 
 
-def told(table: pa.Table) -> tuple[Gap | None, Counts]:
+def gap_and_counts(table: pa.Table) -> tuple[Gap | None, Counts]:
     found = {name: json.loads(table.schema.metadata[name]) for name in (b"gap", b"counts")}
     return Gap(**found[b"gap"]) if found[b"gap"] else None, Counts(**found[b"counts"])
 
@@ -83,7 +83,7 @@ def test_with_and_without_the_kernel_tables_are_the_same(durability: str) -> Non
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
-def test_a_table_is_the_same_behind_a_restart(restart: Restart) -> None:
+def test_a_table_is_the_same_after_a_restart(restart: Restart) -> None:
     world = EngineHarness(**TINY)
     before = mixed(world).to_arrow()
     assert world.restart(restart).topic("a").to_arrow().equals(before, check_metadata=True)
@@ -100,7 +100,7 @@ def test_a_range_is_exclusive_below_and_inclusive_above(from_seq: int, to_seq: i
     stop = 16 if to_seq is None else min(to_seq, 16)
     expected = [seq for seq in seqs(topic) if from_seq < seq <= stop]
     assert table["seq"].to_pylist() == expected
-    gap, counts = told(table)
+    gap, counts = gap_and_counts(table)
     assert gap is None
     assert counts.rows == len(expected)
     assert sum(counts) == max(stop - from_seq, 0)
@@ -108,7 +108,7 @@ def test_a_range_is_exclusive_below_and_inclusive_above(from_seq: int, to_seq: i
 
 
 @pytest.mark.parametrize("reason", ["cap", "ttl"])
-def test_a_table_tells_of_a_gap(reason: str) -> None:
+def test_a_table_reports_a_gap(reason: str) -> None:
     """G70, E8."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
@@ -117,10 +117,10 @@ def test_a_table_tells_of_a_gap(reason: str) -> None:
     topic.append([4, 5, 6])
     limit: dict[str, Any] = {"cap_records": 3} if reason == "cap" else {"ttl_ms": 9}
     world.log.topic("a", **limit)
-    gap, counts = told(topic.to_arrow(1))
+    gap, counts = gap_and_counts(topic.to_arrow(1))
     assert gap == Gap(2, 3, "cap" if reason == "cap" else "ttl", 2, 4, 6)
     assert counts == (Counts(rows=3, evicted=2) if reason == "cap" else Counts(rows=3, expired=2))
-    gap, counts = told(topic.to_arrow(3))
+    gap, counts = gap_and_counts(topic.to_arrow(3))
     assert (gap, counts) == (None, Counts(rows=3))
 
 
@@ -130,14 +130,14 @@ def test_a_table_may_leave_out_nodes() -> None:
     everything = read_topic(topic).records
     table = topic.to_arrow(node=["n", "m"])
     assert rows(table) == [record for record in everything if record.node not in ("n", "m")]
-    assert told(table)[1].filtered == len(everything) - table.num_rows
+    assert gap_and_counts(table)[1].filtered == len(everything) - table.num_rows
 
 
 def test_an_empty_topic_is_an_empty_table() -> None:
     topic = EngineHarness().log.topic("a")
     table = topic.to_arrow()
     assert (table.num_rows, table.schema.names) == (0, NAMES)
-    assert told(table) == (None, Counts())
+    assert gap_and_counts(table) == (None, Counts())
 
 
 def test_a_table_outlives_its_topic() -> None:

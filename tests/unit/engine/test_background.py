@@ -1,4 +1,4 @@
-"""A checkpoint that nobody waits for makes room for those who write, until it is behind, or somebody waits for it."""
+"""A background checkpoint pauses for writers, until it lags or a caller waits for it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ LONG_US = 3_600_000_000
 
 
 @pytest.mark.parametrize(
-    ("took_us", "written", "behind", "rest_us"),
+    ("took_us", "written", "uncovered", "rest_us"),
     [
         (1000, MIB, MIB, 3000),
         (1000, 1, 192 * MIB - 1, 3000),
-        (1000, 1, 192 * MIB, 0),  # three times what one is due after: it must not fall behind any further
-        (1000, 0, MIB, 0),  # nobody wrote meanwhile
+        (1000, 1, 192 * MIB, 0),  # three times checkpoint_bytes: it must not lag further
+        (1000, 0, MIB, 0),  # no writes meanwhile
         (50_000, MIB, MIB, 20_000),  # long enough for anybody who waits for a sync
         (0, MIB, MIB, 0),
     ],
 )
-def test_how_long_it_rests(took_us: int, written: int, behind: int, rest_us: int) -> None:
-    assert background.pause_us(took_us, written, behind, 64 * MIB) == rest_us
+def test_how_long_it_rests(took_us: int, written: int, uncovered: int, rest_us: int) -> None:
+    assert background.pause_us(took_us, written, uncovered, 64 * MIB) == rest_us
 
 
-def test_it_is_told_how_long_a_step_took_and_what_was_written_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: segments of two records, so that each is a step; somebody writes while the first one rests."""
+def test_pause_depends_on_the_step_and_on_concurrent_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: segments of two records, so that each is a step; a write happens during the first pause."""
     world = EngineHarness(segment_events_max=2, checkpoint_bytes=1)
     topic = world.log.topic("a")
     asked: list[tuple[int, int, int, int]] = []
 
-    def rest_us(took_us: int, written: int, behind: int, trigger: int) -> int:
+    def rest_us(took_us: int, written: int, uncovered: int, trigger: int) -> int:
         if not asked:
             world.clock.tick(7)
             topic.append([b"y", b"z"])
-        asked.append((took_us, written, behind, trigger))
+        asked.append((took_us, written, uncovered, trigger))
         return 0
 
     def written() -> int:
@@ -80,7 +80,7 @@ def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:
     sleeper = Thread(target=sleep, daemon=True)
     sleeper.start()
     sleeper.join(0.01)
-    assert not rested, "nobody is any more"
+    assert not rested, "no thread is inside any more"
     with hurry:
         sleeper.join(TIMEOUT_S)
     assert rested == ["long enough"]

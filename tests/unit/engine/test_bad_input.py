@@ -153,7 +153,7 @@ def test_limits_are_settings() -> None:
 
 
 @pytest.mark.parametrize("value", [nested(128), {"v": nested(100), "n": None}])
-def test_what_was_taken_can_be_read_by_somebody_deep_in_a_stack(value: Any) -> None:
+def test_accepted_values_can_be_read_deep_in_a_stack(value: Any) -> None:
     """Contract, appendix E: nesting beyond about 128 is refused, so that no reader stumbles over it."""
     topic = EngineHarness().log.topic("a")
     topic.append(value)
@@ -234,7 +234,7 @@ def test_a_newer_snapshot_is_refused_and_not_passed_over(read_only: bool) -> Non
     disk = world.disk.reboot()
     path = sorted(world.files(".bin", "meta"))[-1]
     content = bytearray(disk.read_file(path))
-    content[4] += 1  # the version, behind the magic
+    content[4] += 1  # the version, after the magic
     disk.write_file(path, content)
     before = disk.digest()
     with pytest.raises(NewerFormat) as refused:

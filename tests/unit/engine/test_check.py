@@ -1,7 +1,7 @@
 """What the check of a data directory finds, and what it must not take for damage.
 
 The directory under test holds every kind of file there is: two snapshots, two groups of the WAL with
-frames behind the newest snapshot, sealed and growing segments, indexes, footers, deletion vectors.
+frames after the newest snapshot, sealed and growing segments, indexes, footers, deletion vectors.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def test_a_sound_directory_has_no_findings_and_is_counted(harness: Bench) -> Non
 
 
 def test_progress_rises_to_its_total(harness: Bench) -> None:
-    told: list[tuple[str, int, int]] = []
-    list(check_directory(ROOT, disk=harness.disk, progress=lambda *said: told.append(said)))
-    assert told == [
+    reported: list[tuple[str, int, int]] = []
+    list(check_directory(ROOT, disk=harness.disk, progress=lambda *said: reported.append(said)))
+    assert reported == [
         ("WAL shard-00", 1, 5),
         ("WAL shard-01", 2, 5),
         ("orders", 3, 5),
@@ -233,7 +233,7 @@ def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, harness: Ben
 
 
 def test_damage_of_the_wal_that_no_snapshot_covers_says_that_records_may_be_lost() -> None:
-    """G56: a mark behind the bad bytes proves that they were synced."""
+    """G56: a mark after the bad bytes proves that they were synced."""
     disk = SimDisk()
     log = opened(disk, shards=1)
     topic = log.topic("a", durability="fsync")
@@ -248,7 +248,7 @@ def test_damage_of_the_wal_that_no_snapshot_covers_says_that_records_may_be_lost
     assert "acknowledged records may be lost" in finding.reason
 
 
-def test_behind_damage_that_a_snapshot_covers_the_wal_is_looked_at_again(harness: Bench) -> None:
+def test_frames_after_damage_that_a_snapshot_covers_are_checked(harness: Bench) -> None:
     sound = check_directory(ROOT, disk=harness.disk)
     assert list(sound) == []
     name = "wal/shard-00/wal-0000000000000001.log"
@@ -307,7 +307,7 @@ def test_each_damaged_frame_of_a_segment_is_found(harness: Bench) -> None:
     assert [finding.seqs for finding in harness.damage()] == [range(1, 4), range(7, 10)]
 
 
-def test_without_a_sound_index_the_first_damaged_frame_is_named_and_all_behind_it(harness: Bench) -> None:
+def test_without_a_sound_index_the_first_damaged_frame_and_all_after_it_are_named(harness: Bench) -> None:
     for suffix, pos in ((".data", 100), (".idx", 1)):
         harness.disk.flip_bit(harness.path(SEALED + suffix), pos, 0)
     data, index = harness.damage()
@@ -445,13 +445,13 @@ def test_a_snapshot_that_contradicts_itself_or_the_files_is_found(
     assert any(finding.kind == kind and said in finding.reason for finding in harness.damage()), harness.look()
 
 
-def test_without_its_newest_snapshot_a_directory_is_held_against_the_one_before(harness: Bench) -> None:
-    """G42: what was added since is nobody's fault."""
+def test_without_its_newest_snapshot_a_directory_is_checked_against_the_one_before(harness: Bench) -> None:
+    """G42: what was added since is no damage."""
     harness.disk.flip_bit(harness.path(NEWEST), 30, 0)
     harness.disk.flip_bit(harness.path(f"{SEALED}.data"), 60, 0)
     assert [finding.file for finding in harness.damage()] == [NEWEST, f"{SEALED}.data"]
     harness.disk.flip_bit(harness.path("meta/snapshot.0001.bin"), 30, 0)
-    assert [finding.kind for finding in harness.look()] == ["snapshot", "snapshot"], "nobody can say what is left over"
+    assert [finding.kind for finding in harness.look()] == ["snapshot", "snapshot"], "leftovers are unknown"
 
 
 def test_a_file_that_cannot_be_read_is_a_finding(harness: Bench) -> None:
@@ -507,7 +507,7 @@ def test_whatever_a_crash_leaves_is_no_damage(record_count: Callable[[str, int],
     disk.on_op = examine
     workload(disk)
     assert states > 300
-    assert notes > 50, "some crashes leave something to tell"
+    assert notes > 50, "some crashes leave notes"
     record_count("crash states checked for false alarms", states)
 
 
@@ -518,7 +518,7 @@ def test_leftovers_and_quarantine_are_notes(harness: Bench) -> None:
     harness.write("topics/00000001/letter", b"dear")
     found = harness.look()
     assert not any(finding.damage for finding in found)
-    assert {finding.file for finding in found} == set(names), "names that are not ours are nobody's business"
+    assert {finding.file for finding in found} == set(names), "foreign names are ignored"
 
 
 @pytest.mark.parametrize("begin", range(6))
@@ -568,9 +568,7 @@ def test_a_wal_file_that_is_trimmed_under_the_check_is_looked_for_again(harness:
         harness.look()
 
 
-def test_damage_that_is_another_at_every_look_is_not_told_as_damage(
-    harness: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_that_differs_at_every_attempt_is_not_reported(harness: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that is faster than the check: nothing is guessed."""
     looks = count()
     monkeypatch.setattr(ShardCheck, "_check_once", lambda *_: [Finding("wal", "wal", next(looks), "bad")])

@@ -66,7 +66,7 @@ def test_a_checkpoint_changes_nothing_that_anybody_can_see(restart: Restart | No
 
 
 def test_a_power_cut_anywhere_in_a_checkpoint_changes_nothing() -> None:
-    """G37, G44, G45, G63. Method: images before each operation of a checkpoint, and behind the last."""
+    """G37, G44, G45, G63. Method: images before each operation of a checkpoint, and after the last."""
     world = EngineHarness(**TINY)
     filled(world)
     before = everything(world.log)
@@ -193,7 +193,7 @@ def test_an_engine_with_nothing_to_do_does_nothing() -> None:
 
 @pytest.mark.parametrize("trigger", ["count", "bytes", "age", "asked", "jump"])
 def test_a_segment_is_sealed_no_later_than_the_next_append(trigger: str) -> None:
-    """G68. Method: the footers that a checkpoint writes tell which segments are complete."""
+    """G68. Method: the footers that a checkpoint writes show which segments are complete."""
     limits: dict[str, dict[str, Any]] = {
         "count": {"segment_events_max": 3},
         "bytes": {"segment_bytes_max": 400},
@@ -213,13 +213,13 @@ def test_a_segment_is_sealed_no_later_than_the_next_append(trigger: str) -> None
         world.disk.fail("write", error=errno.ENOSPC)
         with pytest.raises(DiskFull):
             topic.append("lost")
-    topic.append(b"behind")
+    topic.append(b"after")
     world.log.checkpoint()
     sealed = [path.rpartition("/")[2] for path in world.files(".foot")]
     assert sealed == [f"seg-{1:016d}.foot"]
     assert len(world.files(".data")) == 2
     assert len(seqs(topic)) == 4
-    assert datas(world.restart("crash").topic("a"))[-1] == b"behind"
+    assert datas(world.restart("crash").topic("a"))[-1] == b"after"
 
 
 def test_an_idle_segment_is_sealed_by_its_age() -> None:
@@ -273,7 +273,7 @@ def test_sealing_again_changes_no_stored_byte() -> None:
 @pytest.mark.parametrize("place", ["topics", "meta"])
 @pytest.mark.parametrize("call", ["create", "write", "sync", "sync_dir", "rename"])
 def test_a_checkpoint_that_fails_fails_no_write_and_loses_nothing(error: int, place: str, call: Any) -> None:
-    """G29: abandoned, told, and tried again."""
+    """G29: abandoned, reported, and retried."""
     world = EngineHarness(**TINY)
     topic = filled(world)
     before = everything(world.log)
@@ -399,22 +399,22 @@ ACTS = (
 @pytest.mark.parametrize("final", [False, True], ids=["checkpoint", "close"])
 def test_what_happens_during_a_checkpoint_is_not_undone_by_it(act: Callable[[Engine], None], final: bool) -> None:
     """G39, G40: everything acked before, during or after the capture is there after a kill and after a power cut.
-    Method: somebody acts before the nth step of a checkpoint, for every n; what the living engine shows then is what
+    Method: an action runs before the nth step of a checkpoint, for every n; what the living engine shows then is what
     every later one shows."""
     steps = number = 1
     while number <= steps:
         disk = InterposingDisk()
         world = EngineHarness(disk, **TINY)
         filled(world)
-        told: dict[str, TopicContents] = {}
+        shown: dict[str, TopicContents] = {}
 
-        def meddle(world: EngineHarness = world, told: dict[str, TopicContents] = told) -> None:
+        def meddle(world: EngineHarness = world, shown: dict[str, TopicContents] = shown) -> None:
             if final:
                 with suppress(Closed):  # G21: what races with a close is done or refused
                     act(world.log)
             else:
                 act(world.log)
-            told.update(everything(world.log))
+            shown.update(everything(world.log))
 
         disk.arm(number, meddle)
         if final:
@@ -422,14 +422,14 @@ def test_what_happens_during_a_checkpoint_is_not_undone_by_it(act: Callable[[Eng
         else:
             world.log.checkpoint()
         steps = max(steps, disk.steps)
-        if told:
+        if shown:
             if not final:
-                assert everything(world.log) == told
+                assert everything(world.log) == shown
             for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
                 log = world.open(image)
-                assert everything(log) == told, f"before step {number} of {steps}"
+                assert everything(log) == shown, f"before step {number} of {steps}"
                 log.checkpoint()
-                assert everything(world.open(image.reboot())) == told, f"before step {number} of {steps}, once more"
+                assert everything(world.open(image.reboot())) == shown, f"before step {number} of {steps}, once more"
         number += 1
     assert steps > 10, "there were steps to come between"
 
@@ -486,7 +486,7 @@ def test_writing_goes_on_between_checkpoints(durability: str) -> None:
         assert datas(world.restart("kill").topic("a")) == expected
 
 
-def test_a_topic_dropped_by_somebody_else_is_not_found_behind_a_checkpoint() -> None:
+def test_a_topic_dropped_elsewhere_is_not_found_after_a_checkpoint() -> None:
     """G85."""
     world = EngineHarness(**TINY)
     topic = filled(world)

@@ -96,7 +96,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_a_bad_value_is_refused_in_words_whoever_gives_it(name: str, value: Any, words: str) -> None:
+def test_a_bad_value_is_refused_with_a_message_on_every_path(name: str, value: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words) as refused:
         TopicConfig.make({name: value})
     assert len(str(refused.value)) < 400
@@ -176,7 +176,7 @@ def test_the_class_of_the_base_stays_unless_something_is_said(kept: Durability) 
     assert TopicConfig.make({"durability": "memory", "durable": True}, base=base).durability == "memory"
 
 
-def test_fields_are_laid_over_the_base_and_the_base_stays_as_it_is() -> None:
+def test_fields_override_the_base_and_the_base_is_unchanged() -> None:
     base = TopicConfig(type="queue", ttl_ms=7, dead_letter="dead", priority=3)
     made = TopicConfig.make({"ttl_ms": 8, "priority": None}, base=base)
     assert made == TopicConfig(type="queue", ttl_ms=8, dead_letter="dead")
@@ -340,12 +340,12 @@ def test_only_the_number_of_shards_may_be_left_open() -> None:
     ("asked", "processors", "shards"),
     [(None, 1, 1), (None, 2, 2), (None, 8, 8), (None, 64, 8), (None, 0, 1), (3, 64, 3), (16, 1, 16)],
 )
-def test_shards_follow_the_processors_up_to_eight_unless_told(asked: int | None, processors: int, shards: int) -> None:
+def test_shards_follow_the_processors_up_to_eight_unless_set(asked: int | None, processors: int, shards: int) -> None:
     assert EngineConfig(wal_shards=asked).shards(processors) == shards
 
 
 def test_every_setting_says_what_it_is_for() -> None:
-    """Method: the source, because a string behind a field is not kept at run time."""
+    """Method: the source, because a string after a field is not kept at run time."""
     tree = ast.parse(inspect.getsource(config))
     for made in (TopicConfig, EngineConfig):
         (node,) = (it for it in tree.body if isinstance(it, ast.ClassDef) and it.name == made.__name__)

@@ -216,7 +216,7 @@ def test_topics_are_listed_by_name() -> None:
     assert log.topics("z") == []
 
 
-def test_the_list_tells_what_each_topic_holds() -> None:
+def test_the_list_shows_what_each_topic_holds() -> None:
     """Contract 2.3: retention applied per row."""
     world = EngineHarness()
     topic = world.log.topic("a", ttl_ms=10, cap_records=3)

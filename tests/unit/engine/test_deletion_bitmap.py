@@ -33,7 +33,7 @@ def test_a_mask_grows_and_forgets_nothing() -> None:
         assert set(np.flatnonzero(mask.view(size)).tolist()) == known
         assert not mask.set(one)
     assert mask.has(next(iter(known)))
-    assert not mask.has(1 << 20), "what nobody has set is not deleted"
+    assert not mask.has(1 << 20), "unset flags are not deleted"
 
 
 def test_a_view_that_was_copied_stays_as_it_was() -> None:
@@ -50,7 +50,7 @@ def test_a_view_that_was_copied_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("deleted_since", [False, True])
 @pytest.mark.parametrize("named", [[2], [2, 5], [2, 4, 5]])
-def test_a_vector_that_nobody_has_looked_at_is_about_the_seqs_its_segment_had_before_it_grew(
+def test_a_vector_not_loaded_yet_covers_the_seqs_its_segment_had_before_it_grew(
     named: list[int], deleted_since: bool
 ) -> None:
     """Deletes from before stay, and what an unfinished checkpoint wrote of later seqs does not meet them."""
@@ -137,7 +137,7 @@ def test_a_listing_keeps_the_deletions_it_was_made_with() -> None:
 # ── a handful, and many ───────────────────────────────────────────────────────────────────────────
 
 
-def figures(index: TopicIndex) -> Any:
+def counters(index: TopicIndex) -> Any:
     parts = [(part.base, part.live_records, part.live_bytes) for part in index.parts]
     return index.count, index.bytes, index.earliest, index.removal_count, parts
 
@@ -165,7 +165,7 @@ def test_to_remove_a_few_is_to_delete_them(seed: int) -> None:
         head = few.head_seq
         seqs = sorted(random.sample(range(1, head + 4), random.randrange(1, 12)))
         assert few._state.index.delete_few(seqs) == many._state.index.delete(np.array(seqs, np.int64))
-        assert figures(few._state.index) == figures(many._state.index)
+        assert counters(few._state.index) == counters(many._state.index)
     assert datas(few) == datas(many)
 
 
@@ -190,7 +190,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_index_is_what_a_walk_finds(seed: int, looked: bool) -> None:
-    """Whoever wrote, and whether somebody looked meanwhile: byte for byte what is made from the frames."""
+    """Whatever wrote or read meanwhile: byte for byte what the frames give."""
     random = Random(seed)
     topic = EngineHarness().log.topic("t", durability="ephemeral")
     for _ in range(30):

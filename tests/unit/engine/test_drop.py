@@ -40,7 +40,7 @@ def test_a_drop_takes_the_topic_and_all_its_records(durability: str) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-def test_whoever_still_holds_a_dropped_topic_is_told(use: str) -> None:
+def test_a_handle_of_a_dropped_topic_raises(use: str) -> None:
     """Also where there is another one of its name by now."""
     log = EngineHarness().log
     topic = log.topic("a")
@@ -97,7 +97,7 @@ def test_a_topic_made_again_starts_anew(restart: Restart | None, checkpointed: b
 
 
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
-def test_a_cursor_of_the_old_topic_is_told_where_it_can_be_noticed(restart: Restart | None) -> None:
+def test_a_cursor_of_the_old_topic_gets_a_gap_where_it_can_be_detected(restart: Restart | None) -> None:
     """Contract 3.4: while it exceeds the new head."""
     world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append([1, 2, 3, 4, 5])
@@ -116,7 +116,7 @@ def test_a_cursor_of_the_old_topic_is_told_where_it_can_be_noticed(restart: Rest
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_ids_are_never_given_again(restart: Restart) -> None:
-    """G86: neither behind a checkpoint that has forgotten the topic nor behind a restart."""
+    """G86: neither after a checkpoint that has forgotten the topic nor after a restart."""
     world = EngineHarness(**TINY)
     seen = set()
     for number in range(6):
@@ -169,7 +169,7 @@ def test_the_files_of_a_dropped_topic_go(checkpointed: bool) -> None:
 
 
 def test_no_power_cut_brings_a_dropped_topic_back() -> None:
-    """G85. Method: the power fails before each operation of a drop and behind the last; from the return on it is gone,
+    """G85. Method: the power fails before each operation of a drop and after the last; from the return on it is gone,
     before it there is all of it or nothing."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")

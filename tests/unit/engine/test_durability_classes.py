@@ -52,7 +52,7 @@ def test_everything_acked_as_fsync_survives_as_it_was(restart: Restart, checkpoi
     topic = written(world, "fsync")
     if checkpointed:
         world.log.checkpoint()
-        topic.append("behind")
+        topic.append("after")
     before = read_topic(topic)
     for _ in range(3):
         assert read_topic(world.restart(restart).topic("a")) == before
@@ -84,7 +84,7 @@ def test_everything_acked_as_disk_survives_the_end_of_the_process(restart: Resta
 
 
 def test_of_what_was_acked_as_disk_a_power_cut_leaves_a_prefix() -> None:
-    """G3, G8, G9. Method: every image of every policy; what is written then gets seqs that nobody was ever told."""
+    """G3, G8, G9. Method: every image of every policy; what is written then gets seqs that no caller ever got."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="disk")
     for number in range(1, 12):
@@ -105,7 +105,7 @@ def test_of_what_was_acked_as_disk_a_power_cut_leaves_a_prefix() -> None:
 @pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("later", [("reopen",), ("reopen", "reopen"), ("kill", "reopen"), ("crash", "reopen", "crash")])
 def test_a_seq_that_a_power_cut_took_stays_taken(many: int, later: tuple[Restart, ...]) -> None:
-    """G9: also behind a clean close after the crash, whether a segment was full or not."""
+    """G9: also after a clean close after the crash, whether a segment was full or not."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="disk")
     topic.append([0] * many)
@@ -133,12 +133,12 @@ def test_everything_accepted_is_durable_when_close_returns(durability: str) -> N
     world = EngineHarness(**TINY)
     topic = written(world, durability)
     before = read_topic(topic)
-    token = topic.append_nowait("nobody waits")
+    token = topic.append_nowait("no wait")
     world.log.close()
     assert token.done
     found = read_topic(world.crash("none").topic("a"))
     assert found.records[:-1] == before.records
-    assert (found.datas[-1], found.head_seq) == ("nobody waits", 10)
+    assert (found.datas[-1], found.head_seq) == ("no wait", 10)
 
 
 def test_memory_promises_nothing_and_invents_nothing() -> None:
@@ -162,7 +162,7 @@ def test_memory_promises_nothing_and_invents_nothing() -> None:
 # Ephemeral ----------------------------------------------------------------------------------------------
 
 
-def test_an_ephemeral_record_never_lies_in_a_file() -> None:
+def test_an_ephemeral_record_is_never_in_a_file() -> None:
     """G11. Method: the disk is not touched by the write, and no byte of it is found after checkpoint and close."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="ephemeral")
@@ -211,7 +211,7 @@ def test_an_ephemeral_topic_gives_no_seq_again_that_a_checkpoint_has_seen(restar
     assert topic.append("next").first_seq == 8
 
 
-def test_evictions_of_an_ephemeral_topic_are_told_until_it_ends() -> None:
+def test_evictions_of_an_ephemeral_topic_are_reported_until_it_ends() -> None:
     """Contract 3.4: a gap is a gap, also where nothing is kept."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="ephemeral", cap_records=2)

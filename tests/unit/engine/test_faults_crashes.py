@@ -147,15 +147,15 @@ def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
     assert whole[start + KIND_OFFSET] == CHECKPOINT_MARK
     assert stop - start - SYNC_MARK_BYTES > 50
     for at in range(start, stop):
-        for number, behind in enumerate((bytes(len(whole) - at), b"", b"\xa5" * (at % 7 + 1))):
+        for number, rest in enumerate((bytes(len(whole) - at), b"", b"\xa5" * (at % 7 + 1))):
             if number and at % 4:
                 continue
             image = disk.reboot()
-            image.write_file(path, whole[:at] + behind)
+            image.write_file(path, whole[:at] + rest)
             what = f"{at - start} of {stop - start} bytes and {('zeros', 'nothing', 'garbage')[number]}"
             report = check_restart(harness, image, [harness.before], what)
             kept = start if at < start + SYNC_MARK_BYTES else start + SYNC_MARK_BYTES
-            assert bool(report.cut) == bool((whole[kept:at] + behind).strip(b"\0")), f"{what}: {report.cut}"
+            assert bool(report.cut) == bool((whole[kept:at] + rest).strip(b"\0")), f"{what}: {report.cut}"
             assert image.read_file(path).rstrip(b"\0") == whole[:kept], f"{what}: what was cut is still there (G53)"
             if at % 16 == 0:
                 check_usable(harness, image, what)
@@ -213,7 +213,7 @@ def test_no_wal_file_is_gone_before_the_snapshot_that_covers_it_is_there() -> No
     assert list(lethal(harness, *harness.new_machine())) == []
 
 
-def test_without_the_sync_of_names_wal_files_go_first_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_sync_of_names_lost_wal_files_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """G35: it is the sync of the snapshots' directory that makes the lethal order impossible, and the test sees it."""
     harness = scenarios_for("T8", "RR")[0]
     disk, clock = harness.new_machine()

@@ -15,7 +15,7 @@ from tests.unit.engine.fault_outcomes import EXPECT, check_restarts
 from tests.unit.engine.fault_rows import (
     Scenario,
     Step,
-    behind_snapshot,
+    after_snapshot,
     checkpoint,
     delete_some,
     drop,
@@ -29,7 +29,7 @@ from tests.unit.engine.fault_rows import (
 from tidelog.errors import DiskFull
 from tidelog.testing import SimDisk
 
-NEEDS_ROOM = "write create reserve mkdir rename"
+NEEDS_SPACE = "write create reserve mkdir rename"
 WRITES = "write create reserve cut mkdir rename remove rmdir"
 
 
@@ -53,12 +53,12 @@ def shorten(seed: int, disk: SimDisk) -> None:
 
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("NS", without="T18"))
 def test_no_space(row: str, outcome: str, times: str) -> None:
-    """G25, G27, G29, G74, G79. Delayed allocation lets a full device be told by a sync: that is T2."""
+    """G25, G27, G29, G74, G79. Delayed allocation lets a sync report a full device: that is T2."""
     for harness in scenarios_for(row, "NS"):
-        strikes = list(harness.failures("sync" if row == "T2" else NEEDS_ROOM, times, errno.ENOSPC))
-        assert strikes, "no call of this row needs room"
+        strikes = list(harness.failures("sync" if row == "T2" else NEEDS_SPACE, times, errno.ENOSPC))
+        assert strikes, "no call of this row needs space"
         for strike in thinned(row, strikes, times):
-            # CURRENT and NEWEST are hints, and a start that finds no room for its first file once makes a smaller one.
+            # CURRENT and NEWEST are hints, and a start without space for its first file creates a smaller one.
             hint = any(name in strike.step.path for name in ("/CURRENT", "/NEWEST")) or (
                 row == "T17" and "/wal-" in strike.step.path and strike.step.call in ("create", "reserve")
             )
@@ -106,12 +106,12 @@ EXTRA = {
         "ERR",
     ),
     "a stale snapshot or WAL file": (
-        Scenario(lead=make_obsolete_files, act=checkpoint, picks=behind_snapshot, derived=True),
+        Scenario(lead=make_obsolete_files, act=checkpoint, picks=after_snapshot, derived=True),
         "remove",
         "ERR",
     ),
     "a dropped segment": (
-        Scenario(prepare=make_old, lead=expire_segments, act=checkpoint, picks=behind_snapshot, derived=True),
+        Scenario(prepare=make_old, lead=expire_segments, act=checkpoint, picks=after_snapshot, derived=True),
         "remove sync_dir",
         "ERR",
     ),
@@ -155,42 +155,42 @@ def test_litter_is_gone_in_the_end() -> None:
         assert not left(strike.arm) - healthy, strike.words
 
 
-def test_a_device_that_fills_up_refuses_until_there_is_room() -> None:
-    """G25, G29. Method: real capacity, not a planned failure. A checkpoint finds no room at any of its bytes, while
+def test_a_full_device_refuses_until_there_is_space() -> None:
+    """G25, G29. Method: real capacity, not a planned failure. A checkpoint finds no space at any of its bytes, while
     appends have theirs: it was reserved."""
     (harness,) = scenarios_for("T4", "NS")
     disk, clock, log, _ = harness.ready()
     assert log is not None
     used_bytes = sum(map(len, disk.tree().values()))
     refused = 0
-    for room in range(0, 4_000, 211):
+    for free_bytes in range(0, 4_000, 211):
         disk, clock, log, _ = harness.ready()
         assert log is not None
-        disk.capacity_bytes = used_bytes + room
+        disk.capacity_bytes = used_bytes + free_bytes
         try:
             log.checkpoint()
         except DiskFull:
             refused += 1
-            expect_state(view(log, clock), [harness.before], f"{room} bytes left")
-            log.topic("f").append(b"has room in the WAL")
-            check_restarts(harness, disk, [view(log, clock)], f"{room} bytes left", least=harness.base)
+            expect_state(view(log, clock), [harness.before], f"{free_bytes} bytes left")
+            log.topic("f").append(b"fits in the WAL")
+            check_restarts(harness, disk, [view(log, clock)], f"{free_bytes} bytes left", least=harness.base)
             disk.capacity_bytes = None
             log.checkpoint()
         disk.capacity_bytes = None
         log.tick()
-        check_restarts(harness, disk, [view(log, clock)], f"{room} bytes left, then more")
+        check_restarts(harness, disk, [view(log, clock)], f"{free_bytes} bytes left, then more")
     assert 5 < refused < 19
 
 
-def test_a_wal_without_room_refuses_until_there_is_some() -> None:
-    """G25, G27: the file is full and no other can be made: the write is refused, and goes on when there is room."""
+def test_a_full_wal_refuses_until_there_is_space() -> None:
+    """G25, G27: the file is full and no other can be made: the write is refused, and goes on when there is space."""
     (harness,) = scenarios_for("T3", "NS")
     disk, clock, log, _ = harness.ready()
     assert log is not None
     disk.capacity_bytes = sum(map(len, disk.tree().values()))
     with pytest.raises(DiskFull):
         harness.scenario.act(log, clock)
-    expect_state(view(log, clock), [harness.before], "no room for another file")
+    expect_state(view(log, clock), [harness.before], "no space for another file")
     log.topic("other").append(b"goes on")
     disk.capacity_bytes = None
     harness.scenario.act(log, clock)

@@ -1,7 +1,7 @@
 """A bit turns over at rest: column BF of the fault matrix (G33, G42, G56, G65, G66, G80).
 
 Method: what an act has left on disk is damaged, one bit of one byte at a time, and opened. No record
-ever reads as something that was not written, and a loss is told: where a frame is damaged, for that
+ever reads as something that was not written, and a loss is reported: where a frame is damaged, for that
 frame; where something can be made again, nothing is lost at all.
 """
 
@@ -42,7 +42,7 @@ def done(harness: FaultHarness) -> Run:
 
 
 def read_each(topic: Topic, truth: TopicView) -> tuple[dict[int, Record], set[int]]:
-    """Record by record: those that can be read, and the seqs at which a reader is told that it cannot."""
+    """Record by record: those that can be read, and the seqs at which a read raises."""
     rows: dict[int, Record] = {}
     damaged = set()
     for seq in truth.rows:
@@ -59,7 +59,7 @@ def read_each(topic: Topic, truth: TopicView) -> tuple[dict[int, Record], set[in
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("BF", only="T1 T6 T10 T11"))
-def test_a_damaged_frame_at_the_end_of_the_wal_is_told_and_not_applied(row: str, outcome: str) -> None:
+def test_a_damaged_frame_at_the_end_of_the_wal_is_reported_and_not_applied(row: str, outcome: str) -> None:
     """G52, G56: the record, the mark, the delete, the floor that it was is not there, the rest is."""
     assert outcome == "DET"
     for harness in scenarios_for(row, "BF"):
@@ -83,8 +83,8 @@ def test_a_damaged_frame_at_the_end_of_the_wal_is_told_and_not_applied(row: str,
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("BF", only="T15"))
-def test_a_damaged_drop_is_told_and_brings_no_record_back(row: str, outcome: str) -> None:
-    """G85. Its files are gone by then: the topic may be there again, and every one of its records is told as lost."""
+def test_a_damaged_drop_is_reported_and_brings_no_record_back(row: str, outcome: str) -> None:
+    """G85. Its files are gone by then: the topic may be there again, and all its records are reported as lost."""
     assert (row, outcome) == ("T15", "DET")
     (harness,) = scenarios_for(row, "BF")
     disk, clock, log, _ = harness.ready()
@@ -133,7 +133,7 @@ def marked() -> tuple[FaultHarness, SimDisk, str, int]:
 def test_a_damaged_frame_among_durable_ones_stops_the_writer(
     row: str, outcome: str, make: Callable[[], tuple[FaultHarness, SimDisk, str, int]]
 ) -> None:
-    """G56, G57, D6: told with file, offset and size; nothing is changed without consent; readers go on."""
+    """G56, G57, D6: reported with file, offset and size; nothing is changed without consent; readers go on."""
     assert (row, outcome) == ("T16", "DET")
     harness, disk, path, stop = make()
     name = path.rpartition("/")[2]
@@ -196,8 +196,8 @@ def segments(disk: SimDisk, topic_id: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("BF", only="T4 T9"))
-def test_a_damaged_record_in_a_segment_is_told_and_its_neighbours_are_read(row: str, outcome: str) -> None:
-    """G65. Method: what the index says of frames tells which records a byte belongs to."""
+def test_a_damaged_record_in_a_segment_is_reported_and_its_neighbours_are_read(row: str, outcome: str) -> None:
+    """G65. Method: the index maps a byte to its records."""
     assert outcome == "DET"
     (harness,) = scenarios_for(row, "BF")
     disk = done(harness).disk.crash_image("all")
@@ -213,17 +213,19 @@ def test_a_damaged_record_in_a_segment_is_told_and_its_neighbours_are_read(row: 
                 image.flip_bit(path, pos, pos * 5 % 8)
                 at = max(start for start in starts if start <= pos)
                 hurt = {base + number for number, start in enumerate(starts) if start == at}
-                expect_told(harness, image, name, truth, hurt, f"{path} byte {pos}")
+                expect_reported(harness, image, name, truth, hurt, f"{path} byte {pos}")
                 tried += 1
     assert tried > 20
 
 
-def expect_told(harness: FaultHarness, image: SimDisk, name: str, truth: TopicView, hurt: set[int], what: str) -> None:
+def expect_reported(
+    harness: FaultHarness, image: SimDisk, name: str, truth: TopicView, hurt: set[int], what: str
+) -> None:
     """DET: of this topic exactly the records of the damaged frame cannot be read; everything else can."""
     clock = ManualClock(START_US)
     log = harness.open(image, clock)
     rows, damaged = read_each(log.topic(name, create=False), truth)
-    assert damaged == hurt & truth.rows.keys(), f"{what}: {damaged} is told, {hurt} is damaged"
+    assert damaged == hurt & truth.rows.keys(), f"{what}: {damaged} is reported, {hurt} is damaged"
     assert rows == {seq: kept for seq, kept in truth.rows.items() if seq not in hurt}, what
 
 
@@ -284,7 +286,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(row: str, outcome:
         try:
             report = check_restart(harness, image, [harness.after], what)
         except NewerFormat:
-            # The checksum is the body's: a version that is too high by a flip cannot be told from a newer file.
+            # The checksum is the body's: a version raised by a flip looks like a newer file.
             refused.append(what)
             continue
         assert len(report.snapshots_skipped) == 1, f"{what}: {report.lines()}"
@@ -302,19 +304,19 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(row: str, outcome:
 @pytest.mark.parametrize(
     ("row", "suffix"), [pytest.param("T10", ".del", id="T10-BF-vector"), pytest.param("T9", ".foot", id="T9-BF-footer")]
 )
-def test_a_damaged_side_file_is_told_or_harmless(row: str, suffix: str) -> None:
+def test_a_damaged_side_file_is_reported_or_harmless(row: str, suffix: str) -> None:
     """G72, G80: nothing deleted comes back, no record is hidden in silence, and other topics are not touched."""
     harness = scenarios_for("T4", "BF")[0]
     disk = done(harness).disk.crash_image("all")
     path = next(path for path in disk.tree() if path.startswith(f"{PATH}/topics/00000001/") and path.endswith(suffix))
-    told = 0
+    reported = 0
     for what, image in flips(disk, path):
         log = harness.open(image, ManualClock())
         for name, truth in harness.after.items():
             rows, damaged = read_each(log.topic(name, create=False), truth)
             assert rows == {seq: kept for seq, kept in truth.rows.items() if seq not in damaged}, f"{what}: {name}"
             assert not damaged or name == "f", f"{what}: {name} is damaged too"
-            told += bool(damaged)
+            reported += bool(damaged)
             assert not damaged or log.report.damage or row == "T9", f"{what}: not in the report"
         assert log.topic("f").append(b"goes on").first_seq == harness.after["f"].head + 1, what
-    assert told or row == "T9"
+    assert reported or row == "T9"

@@ -1,7 +1,7 @@
 """Files that are lost, from another time or in another's place (G35, G46, G66, G77, G80, G86).
 
-None of this can happen by a crash: somebody restored a part of a backup, or a device wrote to the
-wrong place. What can be told is told, and no record is ever served as another.
+None of this can happen by a crash: a part of a backup was restored, or a device wrote to the
+wrong place. What can be detected is reported, and no record is ever served as another.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def before_and_after(harness: FaultHarness) -> tuple[SimDisk, SimDisk, View]:
     return early, disk.crash_image("all"), view(log, clock)
 
 
-def expect_told_or_whole(
-    harness: FaultHarness, image: SimDisk, truth: View, what: str, *, told: bool | None = None
+def expect_reported_or_whole(
+    harness: FaultHarness, image: SimDisk, truth: View, what: str, *, reported: bool | None = None
 ) -> None:
-    """No record reads as another, none that was deleted is back, and what is missing is told. `told`: whether
+    """No record reads as another, none that was deleted is back, and missing records are reported. `reported`: whether
     something must be, or must not."""
     try:
         log = harness.open(image, ManualClock())
     except Damaged:
-        assert told is not False, what
+        assert reported is not False, what
         return
     said = bool(log.report.damage)
     for name, expected in truth.items():
@@ -56,7 +56,7 @@ def expect_told_or_whole(
         missing = set(expected.rows) - set(rows) - damaged
         assert not missing, f"{what}: {name} lacks {sorted(missing)} in silence; the report says {log.report.lines()}"
         said = said or bool(damaged)
-    assert told is None or said == told, f"{what}: {log.report.lines()}"
+    assert reported is None or said == reported, f"{what}: {log.report.lines()}"
 
 
 def read_all(log: Engine, name: str) -> list[int]:
@@ -79,12 +79,12 @@ def paths(disk: SimDisk, suffix: str) -> list[str]:
 
 @pytest.mark.parametrize("suffix", [".data", ".idx", ".foot", ".del"])
 def test_a_file_of_a_segment_is_lost(suffix: str, harness: FaultHarness) -> None:
-    """A lost index is made again, a lost footer is missed by nobody; lost data and lost deletions are told."""
+    """A lost index is made again, a lost footer is harmless; lost data and lost deletions are reported."""
     _, disk, truth = before_and_after(harness)
     for path in paths(disk, suffix):
         image = disk.reboot()
         image.remove(path)
-        expect_told_or_whole(harness, image, truth, path, told={".data": True, ".del": None}.get(suffix, False))
+        expect_reported_or_whole(harness, image, truth, path, reported={".data": True, ".del": None}.get(suffix, False))
 
 
 def test_all_files_of_a_segment_are_lost(harness: FaultHarness) -> None:
@@ -94,12 +94,12 @@ def test_all_files_of_a_segment_are_lost(harness: FaultHarness) -> None:
         for suffix in (".data", ".idx", ".foot", ".del"):
             if f"{path.removesuffix('.data')}{suffix}" in image.tree():
                 image.remove(f"{path.removesuffix('.data')}{suffix}")
-        expect_told_or_whole(harness, image, truth, path, told=True)
+        expect_reported_or_whole(harness, image, truth, path, reported=True)
 
 
 @pytest.mark.parametrize("suffix", [".data", ".idx", ".del"])
 def test_a_file_of_a_segment_comes_from_an_earlier_time(suffix: str, harness: FaultHarness) -> None:
-    """An index that is too short is made again; data and deletions that lack something are told."""
+    """An index that is too short is made again; data and deletions that lack something are reported."""
     early, disk, truth = before_and_after(harness)
     tried = 0
     for path in paths(disk, suffix):
@@ -108,7 +108,7 @@ def test_a_file_of_a_segment_comes_from_an_earlier_time(suffix: str, harness: Fa
             continue
         image = disk.reboot()
         image.write_file(path, old)
-        expect_told_or_whole(harness, image, truth, path, told={".data": True, ".del": None}.get(suffix, False))
+        expect_reported_or_whole(harness, image, truth, path, reported={".data": True, ".del": None}.get(suffix, False))
         tried += 1
     assert tried, f"no {suffix} was written twice"
 
@@ -119,7 +119,7 @@ def test_a_snapshot_comes_from_an_earlier_time(harness: FaultHarness) -> None:
     newest, before = max(disk.list_dir(f"{PATH}/meta")), max(early.list_dir(f"{PATH}/meta"))
     assert newest > before
     disk.write_file(f"{PATH}/meta/{newest}", early.read_file(f"{PATH}/meta/{before}"))
-    expect_told_or_whole(harness, disk, truth, newest, told=False)
+    expect_reported_or_whole(harness, disk, truth, newest, reported=False)
 
 
 @pytest.mark.parametrize("shard", [0, 1])
@@ -128,11 +128,11 @@ def test_a_wal_file_comes_from_an_earlier_time(shard: int, harness: FaultHarness
     early, disk, truth = before_and_after(harness)
     path = newest_wal(disk, shard)
     disk.write_file(path, early.read_file(path))
-    expect_told_or_whole(harness, disk, truth, path)
+    expect_reported_or_whole(harness, disk, truth, path)
 
 
 def test_wal_files_are_in_each_others_place(harness: FaultHarness) -> None:
-    """Frames know their topics; positions are of another file then, which is told."""
+    """Frames know their topics; positions are of another file then, which is reported."""
     disk, clock, log, _ = harness.ready()
     assert log is not None
     truth = view(log, clock)
@@ -141,7 +141,7 @@ def test_wal_files_are_in_each_others_place(harness: FaultHarness) -> None:
     content = image.read_file(one), image.read_file(other)
     image.write_file(one, content[1])
     image.write_file(other, content[0])
-    expect_told_or_whole(harness, image, truth, "two WAL files")
+    expect_reported_or_whole(harness, image, truth, "two WAL files")
 
 
 @pytest.mark.parametrize("prepare", [nothing, seal_all])
@@ -159,10 +159,11 @@ def test_segments_of_two_topics_are_in_each_others_place(prepare: Act) -> None:
             assert len(content[0]) == len(content[1])
             image.write_file(one, content[1])
             image.write_file(other, content[0])
-        expect_told_or_whole(harness, image, harness.after, f"{suffixes[: number + 1]} of two topics", told=True)
+        what = f"{suffixes[: number + 1]} of two topics"
+        expect_reported_or_whole(harness, image, harness.after, what, reported=True)
 
 
-def test_a_frame_lies_at_the_wrong_place(harness: FaultHarness) -> None:
+def test_a_frame_is_at_the_wrong_place(harness: FaultHarness) -> None:
     """A write that went astray: a good frame where another one should be."""
     _, disk, truth = before_and_after(harness)
     path = f"{F}/seg-{1:016d}.data"
@@ -175,6 +176,6 @@ def test_a_frame_lies_at_the_wrong_place(harness: FaultHarness) -> None:
                 continue
             image = disk.reboot()
             image.write_file(path, content[:other] + content[one:end] + content[other + end - one :])
-            expect_told_or_whole(harness, image, truth, f"the frame at {one} lies at {other}", told=None)
+            expect_reported_or_whole(harness, image, truth, f"the frame at {one} is at {other}", reported=None)
             tried += 1
     assert tried

@@ -43,7 +43,7 @@ def wanted() -> set[str]:
 
 
 def test_every_cell_has_a_test() -> None:
-    """Method: the ids that the tests carry, held against the table, every error once and for ever."""
+    """Method: the ids that the tests carry, compared with the table, every error once and for ever."""
     there = {each for module in MODULES for each in ids(module)}
     assert wanted() - there == set()
     assert {each for each in there - wanted() if each.count("-") != 2 or each.split("-")[1] != "BF"} == set()

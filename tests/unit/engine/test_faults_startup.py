@@ -1,6 +1,6 @@
 """Who may open a directory, and what stops an opening (G20, G30, G47, G48, G57).
 
-Row T18 of the fault matrix, and what lies outside its columns: descriptors and memory that run out, a
+Row T18 of the fault matrix, and what is outside its columns: descriptors and memory that run out, a
 file system that takes no writes, a close that fails.
 """
 
@@ -175,10 +175,10 @@ def test_a_file_that_cannot_be_opened_or_read_stops_the_opening(call: DiskCall, 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["open", "read"])
 @pytest.mark.parametrize("suffix", [".data", ".idx", ".foot"])
-def test_a_segment_that_cannot_be_opened_or_read_is_told_to_its_reader(
+def test_a_segment_that_cannot_be_opened_or_read_raises_for_its_reader(
     suffix: str, call: DiskCall, error: int, harness: FaultHarness
 ) -> None:
-    """Told with an error of ours, and later it reads; writers do not notice."""
+    """Raised as an error of ours, and later it reads; writers do not notice."""
     disk, clock = harness.new_machine()
     log = harness.open(disk, clock)
     topic = log.topic("other")
@@ -253,7 +253,7 @@ def test_an_opening_leaves_what_a_manifest_names_and_no_more() -> None:
 @pytest.mark.parametrize("call", ["cut", "sync", "write", "create", "rename", "sync_dir", "remove"])
 @pytest.mark.parametrize("times", ["once", "forever"])
 def test_a_close_that_fails_says_so_and_lets_go(times: str, call: DiskCall, harness: FaultHarness) -> None:
-    """G20: told with an error of ours; unlocked; what was acked is there for the next one."""
+    """G20: raised as an error of ours; unlocked; what was acked is there for the next one."""
     for at in (1, 2, 3):
         disk, clock = harness.new_machine()
         log = harness.open(disk, clock)

@@ -30,7 +30,7 @@ def threaded() -> Iterator[Database]:
 
 
 class Looks:
-    """Counts how often somebody looks for records, and lets others wait for a look."""
+    """Counts reads for new records, and lets tests wait for one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], object] = lambda _: None) -> None:
         self.count, self.happened = 0, Event()
@@ -80,7 +80,7 @@ def test_a_follower_is_woken_by_an_append(durability: str, monkeypatch: pytest.M
                 looks.happened.clear()
                 topic.append(data)
                 assert got.get(timeout=TIMEOUT_S) == data
-        assert looks.count <= 7, "one look for each record, one behind it, and one in the beginning"
+        assert looks.count <= 7, "one read for each record, one after it, and one in the beginning"
 
 
 def test_all_followers_are_woken() -> None:
@@ -102,7 +102,7 @@ def test_all_followers_are_woken() -> None:
 
 
 def test_nothing_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E4. Method: the event that a reader waits on is asked once, for the whole of the reader's patience."""
+    """E4. Method: the event that a reader waits on is asked once, for the whole timeout of the reader."""
     Waits.asked = []
     monkeypatch.setattr(read, "Event", Waits)
     topic = EngineHarness().log.topic("a")
@@ -246,7 +246,7 @@ def test_a_gap_is_skipped_where_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("on_gap", ["emit", "skip"])
-def test_a_follower_who_is_overtaken_is_told_when_it_comes_back(on_gap: Any) -> None:
+def test_a_follower_overtaken_by_eviction_gets_a_gap(on_gap: Any) -> None:
     """G70: what was lost while it was busy elsewhere, and only that."""
     topic = EngineHarness().log.topic("a", cap_records=3)
     topic.append([1, 2])
@@ -254,12 +254,12 @@ def test_a_follower_who_is_overtaken_is_told_when_it_comes_back(on_gap: Any) -> 
     assert [data_of(next(follower)), data_of(next(follower))] == [1, 2]
     topic.append([3, 4, 5, 6, 7])
     rest = list(follower)
-    told = [found for found in rest if isinstance(found, Gap)]
-    assert told == ([Gap(3, 4, "cap", 2, 5, 7)] if on_gap == "emit" else [])
+    gaps = [found for found in rest if isinstance(found, Gap)]
+    assert gaps == ([Gap(3, 4, "cap", 2, 5, 7)] if on_gap == "emit" else [])
     assert [data_of(found) for found in rest if isinstance(found, Record)] == [5, 6, 7]
 
 
-def test_a_follower_whose_topic_was_made_again_is_told() -> None:
+def test_a_follower_of_a_recreated_topic_gets_a_gap() -> None:
     """Contract 3.4: `recreated`."""
     log = EngineHarness().log
     log.topic("a").append([1, 2, 3])

@@ -16,7 +16,7 @@ from tidelog.errors import BadInput, Damaged, Latched
 from tidelog.testing import ManualClock, SimDisk
 
 
-def told(rows: list[GapEntry]) -> list[tuple[str, int, int, int, int]]:
+def summary(rows: list[GapEntry]) -> list[tuple[str, int, int, int, int]]:
     return [(row.cause, row.first, row.last, row.records, row.bytes) for row in rows]
 
 
@@ -29,14 +29,14 @@ def test_every_way_to_lose_records_has_its_row(durability: str) -> None:
     world.clock.tick(10)
     topic.append([b"1"] * 1, tag="y")
     topic.delete(match="y")
-    topic.delete(match="nobody")
+    topic.delete(match="absent")
     world.log.topic("t", ttl_ms=5)
     world.clock.tick(10)
     assert topic.count == 0
     topic.append(b"12345")
     world.log.drop("t", actor="bob")
     rows = world.log.gaps()
-    assert told(rows) == [
+    assert summary(rows) == [
         ("cap", 1, 2, 2, 6),
         ("delete", 4, 6, 2, 6),
         ("delete", 7, 7, 1, 1),
@@ -54,7 +54,7 @@ def test_a_delete_below_a_seq_and_a_cap_that_passes_over_it() -> None:
     topic.append([b"1"] * 3)
     topic.delete(before_seq=3)
     topic.append([b"1"] * 3)
-    assert told(topic.gaps()) == [("delete", 1, 2, 2, 2), ("cap", 1, 3, 1, 1)]
+    assert summary(topic.gaps()) == [("delete", 1, 2, 2, 2), ("cap", 1, 3, 1, 1)]
 
 
 def test_a_range_is_of_what_went_and_not_of_what_was_asked_for() -> None:
@@ -64,7 +64,7 @@ def test_a_range_is_of_what_went_and_not_of_what_was_asked_for() -> None:
     topic.delete(seqs=[1, 2, 3, 9])
     topic.delete(match="x")
     topic.delete(match="x")
-    assert told(topic.gaps()) == [("delete", 1, 6, 3, 3), ("delete", 2, 2, 1, 1), ("delete", 4, 5, 2, 2)]
+    assert summary(topic.gaps()) == [("delete", 1, 6, 3, 3), ("delete", 2, 2, 1, 1), ("delete", 4, 5, 2, 2)]
 
 
 def test_ranges_that_lie_back_to_back_are_one_row() -> None:
@@ -75,10 +75,10 @@ def test_ranges_that_lie_back_to_back_are_one_row() -> None:
     world.log.tick()
     for _ in range(3):
         topic.append(b"1")
-    assert told(topic.gaps()) == [("cap", 1, 8, 8, 8), ("cap", 9, 11, 3, 3)]
+    assert summary(topic.gaps()) == [("cap", 1, 8, 8, 8), ("cap", 9, 11, 3, 3)]
 
 
-def test_it_is_a_topic_that_nobody_sees_and_that_costs_nobody() -> None:
+def test_the_gap_log_is_not_listed_and_outside_of_limits() -> None:
     world = EngineHarness(total_bytes_max=10, topics_max=1)
     topic = world.log.topic("t", cap_records=2)
     assert world.log.find(GAP_LOG_TOPIC) is None, "made for the first row"
@@ -94,17 +94,17 @@ def test_it_is_a_topic_that_nobody_sees_and_that_costs_nobody() -> None:
     assert world.log.names() == ["t"]
 
 
-def test_nothing_of_the_engine_itself_is_told() -> None:
+def test_internal_topics_have_no_rows() -> None:
     world = EngineHarness(ledger_records=2)
     topic = world.log.topic("t")
     for number in range(1, 6):
         topic.append(b"1")
         topic.delete(seqs=[number])
         world.log.tick()
-    assert told(world.log.gaps()) == [("delete", 4, 4, 1, 1), ("delete", 5, 5, 1, 1)], "the newest rows"
+    assert summary(world.log.gaps()) == [("delete", 4, 4, 1, 1), ("delete", 5, 5, 1, 1)], "the newest rows"
 
 
-def test_without_a_ledger_nothing_is_told() -> None:
+def test_without_a_gap_log_nothing_is_recorded() -> None:
     world = EngineHarness(ledger_records=0)
     topic = world.log.topic("t", cap_records=1)
     topic.append([b"1"] * 3)
@@ -112,7 +112,7 @@ def test_without_a_ledger_nothing_is_told() -> None:
     assert (world.log.gaps(), world.log.find(GAP_LOG_TOPIC)) == ([], None)
     assert world.restart("reopen", ledger_records=5).gaps() == [], "what went before it was wanted is not looked for"
     world.log.topic("t").append(b"1")
-    assert told(world.log.gaps()) == [("cap", 3, 3, 1, 1)]
+    assert summary(world.log.gaps()) == [("cap", 3, 3, 1, 1)]
 
 
 def test_how_many_rows_are_kept_may_change() -> None:
@@ -152,7 +152,7 @@ def test_rows_are_found_by_topic_by_time_and_page_by_page() -> None:
     assert len(every) == 13
     assert [row for row in every if row.topic == "a"] == world.log.gaps("a") == world.log.topic("a").gaps()
     assert [row.cause for row in world.log.gaps("b")] == ["delete"] * 4 + ["drop"], "also of a topic that is gone"
-    assert world.log.gaps("nobody") == world.log.gaps("_tidelog.gaps") == []
+    assert world.log.gaps("absent") == world.log.gaps("_tidelog.gaps") == []
     noon = every[5].ts_ms
     assert world.log.gaps(from_ms=noon) == [row for row in every if row.ts_ms >= noon]
     assert world.log.gaps("ab", noon + 1, 2) == [row for row in every if row.topic == "ab"][:2]
@@ -171,7 +171,7 @@ def test_a_topic_that_is_made_again_has_rows_of_its_own() -> None:
     assert again.gaps() == []
     again.append(b"1")
     again.delete(seqs=[1])
-    assert told(again.gaps()) == [("delete", 1, 1, 1, 1)]
+    assert summary(again.gaps()) == [("delete", 1, 1, 1, 1)]
     assert len(world.log.gaps("b")) == 6
 
 
@@ -221,17 +221,17 @@ def test_no_row_is_missing_and_none_is_there_twice(checkpoint: bool, flushed: bo
         world.log.gaps()
         world.log.tick()
     topic.append([b"1"] * 4)
-    removed = [row[:3] for row in told(topic.gaps())] if restart == "reopen" else None
+    removed = [row[:3] for row in summary(topic.gaps())] if restart == "reopen" else None
     found = world.restart(restart)
     rows = found.topic("t").gaps()
     assert sum(row.records for row in rows) == 15 - found.topic("t").count
     assert [row.first for row in rows if row.cause == "delete"] == [5, 6, 9]
     assert sum(row.records for row in rows if row.cause == "delete") == 2 + 1 + 1
-    assert told(found.gaps("gone")) == [("drop", 1, 4, 4, 9)]
+    assert summary(found.gaps("gone")) == [("drop", 1, 4, 4, 9)]
     if removed is not None:
-        assert [row[:3] for row in told(rows)] == removed
+        assert [row[:3] for row in summary(rows)] == removed
     again = world.restart("kill")
-    assert told(again.topic("t").gaps()) == told(rows), "and once more"
+    assert summary(again.topic("t").gaps()) == summary(rows), "and once more"
 
 
 def test_a_reader_beside_the_writer_sees_what_is_not_written_yet() -> None:
@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_keeps_the_rows_for_later() -> None:
     world.disk.fail("write", at=2, error=28)  # the first one is a mark, which can wait
     world.log.tick()
     assert "no space left" in world.log.report.background_errors[-1]
-    assert told(world.log.gaps()) == [("cap", 1, 3, 3, 3)]
+    assert summary(world.log.gaps()) == [("cap", 1, 3, 3, 3)]
 
 
 def lossy() -> tuple[SimDisk, ManualClock]:
@@ -298,7 +298,7 @@ def note(topic_id: int, first: int, last: int, **more: Any) -> Removal:
     return Removal(None, "t", topic_id, more.pop("cause", "cap"), first, last, 1, 1, first, **more)
 
 
-def test_notes_that_cannot_be_told_for_long_are_laid_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_pending_for_long_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.engine.pending_removals._PENDING_MAX", 6)
     notes = PendingRemovals(enabled=True)
     for number in range(40):

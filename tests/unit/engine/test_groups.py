@@ -142,7 +142,7 @@ def test_of_many_that_expect_the_same_one_wins() -> None:
 
 
 class Watched(dict[str, Any]):
-    """Tells when somebody looks whether a move is on its way."""
+    """Detects a check for a pending move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def test_a_reset_goes_anywhere_and_a_preview_nowhere() -> None:
     assert group.position == 1
 
 
-def test_a_preview_tells_of_the_gap_that_waits() -> None:
+def test_a_preview_reports_the_gap() -> None:
     topic, group = filled(EngineHarness(), 10, cap_records=4)
     group.commit(8)
     found = group.preview(2)
@@ -345,7 +345,7 @@ def test_a_commit_that_fails_leaves_it_where_it_was() -> None:
     assert places(world.restart("crash").topic("t")) == {"g": 6}
 
 
-def test_a_fetch_waits_for_records_and_tells_of_a_gap() -> None:
+def test_a_fetch_waits_for_records_and_reports_a_gap() -> None:
     world = EngineHarness()
     topic, group = filled(world, 4, cap_records=2)
     page = group.fetch()
@@ -443,7 +443,7 @@ def test_a_topic_that_rejects_is_not_held() -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability: str, restart: Restart) -> None:
-    """Method: a hold that breaks, deletes that would bring the topic back under its cap, a reader who was told."""
+    """Method: a hold that breaks, deletes that would bring the topic back under its cap, a reader that saw the gap."""
     world = EngineHarness(**TINY)
     topic, group = filled(world, 0, durability=durability, cap_records=3)
     group.hold(12)
@@ -459,8 +459,8 @@ def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability:
 
 
 def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> None:
-    """Method: nobody looks while the hold breaks; the restart finds the floor; deletes then make room under the cap, so
-    that the next one would find another."""
+    """Method: no read happens while the hold breaks; the restart finds the floor; deletes then free space under the
+    cap, so that the next one would find another."""
     world = EngineHarness(**TINY)
     topic, group = filled(world, 0, durability="fsync", cap_records=3)
     group.hold(12)
@@ -473,7 +473,7 @@ def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> Non
 
 
 def test_a_floor_from_before_the_first_hold_stays() -> None:
-    """Method: the checkpoint's row knows the hold, and replay begins before it; then deletes make room. There is no
+    """Method: the checkpoint's row knows the hold, and replay begins before it; then deletes free space. There is no
     ledger, whose rows would have the floor made durable as well."""
     disk = InterposingDisk()
     world = EngineHarness(disk, **TINY, ledger_records=0)

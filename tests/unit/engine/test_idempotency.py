@@ -82,7 +82,7 @@ def test_a_failed_write_takes_nothing_from_one_that_was_acked() -> None:
 
 
 def test_a_key_used_again_after_its_window_starts_a_new_one() -> None:
-    """And stands behind younger keys: forgetting goes by the time of the last write."""
+    """And comes after younger keys: forgetting goes by the time of the last write."""
     keys = window()
     acked(keys, "a", (1, 1), 0)
     acked(keys, "b", (2, 2), 60)

@@ -73,7 +73,7 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
 
 
 class Short:
-    """Reads pages by the short way and by a scan, which must say the same, and tells how many records came by the
+    """Reads pages by the fast path and by a scan, which must agree, and counts how many records came by the
     first."""
 
     def __init__(self, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ class Short:
         return 0 if self._page is None else int(self._page.counts.rows)
 
     def everywhere(self, first: int, stop: int, step: int = 1) -> int:
-        """From all cursors of a stretch, or every third; how many pages came by the short way."""
+        """From all cursors of a range, or every third; how many pages came by the short way."""
         came = 0
         for at in range(max(first, 0), stop, step):
             for limit, bytes_max, show in (
@@ -145,7 +145,7 @@ def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
     head = topic.head_seq
     topic.append([1, 2, 3])
     topic.delete(seqs=[head + 2])
-    assert [short(at) for at in range(head, head + 5)] == [0, 0, 1, 0, 0], "behind what was deleted"
+    assert [short(at) for at in range(head, head + 5)] == [0, 0, 1, 0, 0], "after what was deleted"
     topic.append(list(range(999)))
     topic.append([1])
     assert topic.state().evict_floor == head + 4
@@ -186,14 +186,14 @@ def test_the_short_way_to_records_of_batches_says_what_a_scan_says(
     assert [short(at, 3) for at in (15, 17, 18, 19, 20, 58)] == [3, 0, 0, 0, 3, 0]
 
 
-def test_a_gap_is_told_in_both() -> None:
+def test_a_gap_is_reported_in_both() -> None:
     topic = filled(EngineHarness(), cap_records=2)
     assert topic.read_json(0, 10, 1 << 20, show=FieldSelection()).gap is not None
     same(topic)
 
 
 def test_memory_is_quick_and_files_are_not() -> None:
-    """What `is_quick` allows is done where nobody may wait: no file is read and no floor synced for it."""
+    """What `can_read_without_blocking` allows reads no file and syncs no floor."""
     world = EngineHarness()
     topic = filled(world)
     assert all(topic.can_read_without_blocking(seq) for seq in range(7))
@@ -232,7 +232,7 @@ def test_a_segment_that_was_read_before_is_quick() -> None:
     first = look(topic)
     assert quick(topic) == [True, False]
     assert not topic.can_read_without_blocking(0, 5, 1 << 20), "it would reach into one that was not"
-    assert not topic.can_read_without_blocking(0), "somebody who leaves records out may have to go far"
+    assert not topic.can_read_without_blocking(0), "a reader that excludes nodes may have to scan far"
     look(topic, 4)
     assert quick(topic, 100) == [True, True]
     steps = disk.steps
@@ -242,7 +242,7 @@ def test_a_segment_that_was_read_before_is_quick() -> None:
 
 
 @pytest.mark.parametrize("why", ["unmapped", "deleted", "absent", "growing", "large", "unchecked"])
-def test_a_segment_for_which_somebody_might_wait_is_not_quick(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_may_block_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = EngineHarness()
     topic = sealed(world, 1)
     look(topic)
@@ -334,7 +334,7 @@ def test_whether_a_segment_is_in_memory_is_asked_for_many_pages_at_once(monkeypa
         assert topic.can_read_without_blocking(at, 100, 1 << 20)
     monkeypatch.setattr(parts, "is_resident", is_resident)
     assert turn() == turn() == 29
-    assert (len(chunks), pages_) == (3, []), "once for each, whoever asks"
+    assert (len(chunks), pages_) == (3, []), "once for each, whatever reads"
     world.clock.tick(51)
     warm = False
     assert turn() == 29
@@ -346,7 +346,7 @@ def test_whether_a_segment_is_in_memory_is_asked_for_many_pages_at_once(monkeypa
     "record", [{"data": b"x"}, {"data": 1, "tag": "t"}, {"data": 1, "node": "n"}, {"data": 1, "meta": {"k": 1}}]
 )
 def test_a_segment_with_other_records_is_not(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told by a scan needs the index."""
+    """What a scan reads needs the index."""
     world = EngineHarness()
     topic = world.log.topic("t")
     topic.append([1] * 100)
@@ -383,7 +383,7 @@ def test_what_is_due_to_expire_is_not_quick() -> None:
     assert [*seen, topic.needs_expiry] == [False, True, False, False]
 
 
-def test_a_pass_tells_the_same_as_lines_and_as_columns() -> None:
+def test_a_scan_gives_the_same_as_lines_and_as_columns() -> None:
     world = EngineHarness(segment_events_max=3)
     topic = filled(world)
     world.log.checkpoint()

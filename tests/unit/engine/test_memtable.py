@@ -31,7 +31,7 @@ def small_block_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("durability", LOGGED)
 @pytest.mark.usefixtures("small_block_limit")
 def test_small_and_large_writes_are_one_topic(durability: str) -> None:
-    """D4, G3: pages, tables and deletes by tag see no difference, in memory, behind a checkpoint and a restart."""
+    """D4, G3: pages, tables and deletes by tag see no difference, in memory, after a checkpoint and a restart."""
     random = Random(1)
     world = EngineHarness(**TINY)
     topic = world.log.topic("t", durability=durability)
@@ -115,7 +115,7 @@ def test_bytes_that_changed_in_the_wal_are_reported_and_stay_unreadable() -> Non
 
 
 @pytest.mark.usefixtures("small_block_limit")
-def test_writes_that_lie_one_behind_the_other_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacent_writes_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: count the reads of a table. A write of another topic between two, a mark of the synced position and a new
     file begin another one. The first write is synced, because it reserves seqs, so the second begins with a mark."""
     world = EngineHarness(wal_shards=1)
@@ -153,7 +153,7 @@ def test_a_reader_keeps_what_it_looks_at_when_the_wal_forgets_it() -> None:
 
 
 @pytest.mark.usefixtures("small_block_limit")
-def test_a_disk_that_gives_nothing_back_is_told() -> None:
+def test_a_disk_that_returns_nothing_is_reported() -> None:
     world = EngineHarness()
     topic = world.log.topic("t")
     topic.append([b"x" * 30, b"y"])
@@ -163,8 +163,8 @@ def test_a_disk_that_gives_nothing_back_is_told() -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", *LOGGED])
-def test_the_newest_write_is_told_without_an_index(durability: str) -> None:
-    """Whoever watches reads each write as it comes, and later, from the index, the same again."""
+def test_the_newest_write_is_read_without_an_index(durability: str) -> None:
+    """A watcher reads each write as it comes, and later, from the index, the same again."""
     random = Random(3)
     topic = EngineHarness().log.topic("t", durability=durability)
     seen: list[Record] = []

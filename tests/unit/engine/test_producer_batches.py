@@ -35,18 +35,18 @@ def all_of(topic: Topic) -> list[bytes]:
     return found
 
 
-def test_many_tables_are_one_range_and_a_repetition_is_told_where_it_is(tmp_path: Path) -> None:
+def test_many_tables_are_one_range_and_a_repetition_returns_it(tmp_path: Path) -> None:
     with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders")
         topic.append(b"before")
         given = [table(b"a", b"b"), table(), table(b"c")]
         done = topic.append_numbered(given, writer="etl", number=0, sum=(1, 2))
         assert (done.first_seq, done.last_seq, done.deduped) == (2, 4, False)
-        topic.append(b"behind")
+        topic.append(b"after")
         again = topic.append_numbered(given, writer="etl", number=0, sum=(1, 2))
         assert (again.first_seq, again.last_seq, again.deduped, again.head_seq) == (2, 4, True, 5)
         assert topic.producer_batches("etl") == {0: BatchRange(2, 4, (1, 2))}
-        assert all_of(topic) == [b"before", b"a", b"b", b"c", b"behind"]
+        assert all_of(topic) == [b"before", b"a", b"b", b"c", b"after"]
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
@@ -107,7 +107,7 @@ def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tm
     ("durability", "restart"),
     [("ephemeral", "none"), ("disk", "none"), ("disk", "replayed"), ("disk", "checkpointed")],
 )
-def test_query_id_tells_a_replay_from_a_reset(tmp_path: Path, restart: str, durability: str) -> None:
+def test_query_id_distinguishes_a_replay_from_a_reset(tmp_path: Path, restart: str, durability: str) -> None:
     """P8: the newest batch of the same query is a replay whatever is in it, and another query is refused."""
     with tidelog.open(str(tmp_path / "data"), threads=False) as log:
         topic = log.topic("orders", durability=durability)
@@ -163,7 +163,7 @@ def test_a_full_topic_takes_nothing_and_the_number_is_free(tmp_path: Path) -> No
         assert put(topic, 1, b"c", b"d").seqs == range(3, 5)
 
 
-def test_records_that_are_too_old_make_room_for_a_batch() -> None:
+def test_expired_records_free_space_for_a_batch() -> None:
     world = EngineHarness()
     topic = world.log.topic("orders", cap_records=2, discard="reject", ttl_ms=1_000)
     put(topic, 0, b"a", b"b")
@@ -172,7 +172,7 @@ def test_records_that_are_too_old_make_room_for_a_batch() -> None:
     assert all_of(topic) == [b"c", b"d"]
 
 
-def test_a_write_that_found_no_room_leaves_no_number() -> None:
+def test_a_write_refused_by_a_full_disk_leaves_no_number() -> None:
     world = EngineHarness()
     topic = world.log.topic("orders", durability="fsync")
     world.disk.fail("write", at=1, error=28)
@@ -216,10 +216,10 @@ def test_a_batch_without_rows_and_one_that_is_too_large(tmp_path: Path, monkeypa
 
 def test_repetitions_at_the_same_time_are_one_write(tmp_path: Path) -> None:
     with tidelog.open(str(tmp_path / "data")) as log:
-        topic, gate, done = log.topic("orders"), Barrier(8), list[Appended]()
+        topic, barrier, done = log.topic("orders"), Barrier(8), list[Appended]()
 
         def repeat() -> None:
-            gate.wait(30)
+            barrier.wait(30)
             for number in range(20):
                 done.append(put(topic, number, b"%d" % number, total=number))
 

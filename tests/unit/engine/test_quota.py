@@ -90,7 +90,7 @@ def test_amounts_are_not_negative(step: str) -> None:
 
 
 class Watching(int):
-    """An amount that notes, whenever it is added or taken off, whether somebody else could come between."""
+    """An amount that notes, whenever it is added or taken off, whether another thread could come between."""
 
     guarded: list[bool]
 
@@ -246,7 +246,7 @@ def test_a_smaller_quota_keeps_what_is_there() -> None:
 
 
 def test_writers_of_many_topics_never_pass_the_quota_together() -> None:
-    """Contract 1.12: cap checks leave no overshoot under races. Method: eight threads against room for a hundred."""
+    """Contract 1.12: cap checks leave no overshoot under races. Method: eight threads against space for a hundred."""
     with tidelog.open(
         "data", disk=SimDisk(), clock=ManualClock(), wal_shards=2, wal_file_bytes=4096, total_bytes_max=1_000
     ) as log:

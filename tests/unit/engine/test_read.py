@@ -25,7 +25,7 @@ from tidelog.engine import Counts, Gap, Record, Topic
 from tidelog.errors import DiskFull
 
 
-def laid_out(world: EngineHarness, many: int = 60, **config: Any) -> Topic:
+def topic_with_parts(world: EngineHarness, many: int = 60, **config: Any) -> Topic:
     """A topic whose records lie in sealed segments, in one that grows, and in memory only."""
     topic = world.log.topic("a", **{"durability": "fsync", **config})
     random = Random(many)
@@ -47,7 +47,7 @@ def laid_out(world: EngineHarness, many: int = 60, **config: Any) -> Topic:
 
 
 def paged(topic: Topic, from_seq: int = 0, limit: int = 256, **said: Any) -> list[Record]:
-    """All records behind a cursor, page by page."""
+    """All records after a cursor, page by page."""
     records: list[Record] = []
     while True:
         page = topic.read(from_seq, limit, **said)
@@ -86,7 +86,7 @@ def test_a_cursor_is_the_last_seq_that_was_read(durability: str) -> None:
         assert (page.next_from_seq, page.caught_up, page.lag, page.gap) == (10, True, 0, None)
 
 
-def test_a_page_ends_at_its_limit_and_tells_how_far_it_is_behind() -> None:
+def test_a_page_ends_at_its_limit_and_reports_its_lag() -> None:
     """Contract 2.6: the limit is 256 where none is given."""
     topic = EngineHarness().log.topic("a")
     topic.append(list(range(600)))
@@ -117,9 +117,9 @@ def test_a_cursor_ahead_of_the_head_belongs_to_an_earlier_topic() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 63, 64, 65, 1000])
 def test_pages_of_any_size_make_the_same_whole(limit: int) -> None:
-    """Contract 2.6: sealed, growing and in memory; the borders between them are nobody's business."""
+    """Contract 2.6: sealed, growing and in memory; the borders between them do not matter."""
     world = EngineHarness(**TINY)
-    topic = laid_out(world)
+    topic = topic_with_parts(world)
     at_once = topic.read(0, 1000).records
     assert [record.seq for record in at_once] == list(range(1, 61))
     assert paged(topic, 0, limit) == at_once
@@ -129,9 +129,9 @@ def test_pages_of_any_size_make_the_same_whole(limit: int) -> None:
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_page_is_the_same_wherever_its_records_lie(restart: Restart) -> None:
-    """G5: in memory, in segments, and behind a restart."""
+    """G5: in memory, in segments, and after a restart."""
     world = EngineHarness(**TINY)
-    topic = laid_out(world)
+    topic = topic_with_parts(world)
     before = read_topic(topic)
     world.log.checkpoint()
     assert read_topic(topic) == before
@@ -154,9 +154,9 @@ def test_a_budget_of_bytes_is_kept_and_the_first_record_comes_in_any_case(budget
 
 @pytest.mark.parametrize("budget", [1, 10, 25, 60, 150, 151, 1000])
 def test_a_budget_is_kept_across_segments_and_blocks(budget: int) -> None:
-    """Contract 3.4: `if out non-empty and bytes+rec.bytes > budget: break`, wherever the next record lies."""
+    """Contract 3.4: `if out non-empty and bytes+rec.bytes > budget: break`, wherever the next record is."""
     world = EngineHarness(**TINY)
-    topic = laid_out(world)
+    topic = topic_with_parts(world)
     at_once = topic.read(0, 1000).records
     records: list[Record] = []
     while len(records) < 60:
@@ -222,7 +222,7 @@ def test_a_page_shows_one_moment() -> None:
 def test_a_reader_does_not_get_back_what_its_own_node_wrote(node: Any, hidden: tuple[str, ...]) -> None:
     """Contract 3.5: exact, silent, and records without a node always pass."""
     world = EngineHarness(**TINY)
-    topic = laid_out(world)
+    topic = topic_with_parts(world)
     everything = topic.read(0, 1000).records
     expected = [record for record in everything if record.node not in hidden]
     page = topic.read(0, 1000, node=node)
@@ -296,7 +296,7 @@ def test_what_a_power_cut_took_is_a_hole_and_never_called_deleted(left: str) -> 
     world.log.tick()
     topic.append([2, 3])
     found = world.crash("none").topic("a")
-    assert found.head_seq == 11, "ten were reserved behind the first"
+    assert found.head_seq == 11, "ten were reserved after the first"
     page = found.read(1)
     check_page(page, 1)
     assert (page.records, page.gap, page.counts) == ([], None, Counts(holes=10))
@@ -305,7 +305,7 @@ def test_what_a_power_cut_took_is_a_hole_and_never_called_deleted(left: str) -> 
 def test_deletes_are_counted_where_they_lie() -> None:
     """E8, G72."""
     world = EngineHarness(**TINY)
-    topic = laid_out(world)
+    topic = topic_with_parts(world)
     topic.delete(seqs=[1, 2, 10, 11, 12, 40, 59])
     page = topic.read(0, 1000)
     check_page(page, 0)

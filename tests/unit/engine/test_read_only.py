@@ -1,4 +1,4 @@
-"""Readers beside the one writer: the fourth door of the design, and what G5, G30, G70 and G86 mean for them."""
+"""Readers beside the one writer: the fourth interface of the design, and what G5, G30, G70 and G86 mean for them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_reader_sees_a_topic_that_was_made_again() -> None:
     assert datas(topic) == ["new"]
 
 
-def test_a_reader_that_stayed_behind_is_not_shown_anything_wrong() -> None:
+def test_a_stale_reader_sees_nothing_wrong() -> None:
     """Method: the writer evicts, seals, checkpoints and removes files under a reader that holds an old moment. It gets
     the record that was there or an error, never another; when it looks again it sees what is."""
     world = EngineHarness(**TINY)
@@ -135,7 +135,7 @@ def test_a_reader_that_stayed_behind_is_not_shown_anything_wrong() -> None:
         assert everything(reader) == everything(world.log)
 
 
-def test_gaps_are_told_to_readers_too() -> None:
+def test_read_only_readers_get_gaps_too() -> None:
     """G70."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", cap_records=3)
@@ -146,7 +146,7 @@ def test_gaps_are_told_to_readers_too() -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_reader_is_not_shown_what_is_expired(checkpointed: bool) -> None:
-    """Contract 1.13, 3.3: expired means now − ts > ttl, whoever looks; the first promise of the design: every reader
+    """Contract 1.13, 3.3: expired means now − ts > ttl, for every reader; the first promise of the design: every reader
     sees a loss as a gap."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", ttl_ms=100)
@@ -213,7 +213,7 @@ def test_a_reader_changes_nothing(verb: str) -> None:
     assert (world.disk.digest(), world.disk.op_count) == (before, ops)
 
 
-def test_a_reader_mends_nothing() -> None:
+def test_a_reader_repairs_nothing() -> None:
     """What a crash left is looked at and left as it is."""
     world = EngineHarness(**TINY)
     filled(world)

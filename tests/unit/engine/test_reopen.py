@@ -72,7 +72,7 @@ def test_a_restart_finds_what_was_there(restart: Restart, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_recovering_twice_is_recovering_once(seed: int) -> None:
-    """G47: same heads, floors, records and file bytes, where nobody wrote in between."""
+    """G47: same heads, floors, records and file bytes, without writes in between."""
     world = EngineHarness(**TINY)
     busy(world, seed)
     world.restart("crash")
@@ -135,7 +135,7 @@ def test_an_engine_that_is_closed_is_not_used_any_more(restart: Restart) -> None
     assert datas(world.restart(restart).topic("a")) == [1]
 
 
-def test_an_engine_that_did_nothing_leaves_nothing_behind() -> None:
+def test_an_engine_that_did_nothing_leaves_no_files() -> None:
     """Opening and closing again and again does not make the directory grow."""
     world = EngineHarness(**TINY)
     busy(world)
@@ -186,7 +186,7 @@ def test_shards_come_and_go_at_random(seed: int) -> None:
         assert everything(world.restart(restart, wal_shards=random.randint(1, 16))) == before
 
 
-# What lies about ----------------------------------------------------------------------------------------
+# Leftover files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [None, b"", b"garbage", b"\xff" * 100, b"wal-0000000000000001.log\n", b"wal-9\n"])
@@ -206,7 +206,7 @@ def test_current_is_only_a_hint(content: bytes | None) -> None:
     assert not log.report.damage
 
 
-def test_room_that_was_reserved_is_no_damage() -> None:
+def test_reserved_space_is_no_damage() -> None:
     """G34."""
     world = EngineHarness(wal_file_bytes=1 << 15)
     world.log.topic("a", durability="fsync").append(1)
@@ -278,7 +278,7 @@ def test_what_no_manifest_names_is_swept() -> None:
         f"{PATH}/topics/000000FF/seg-{1:016d}.data",
     ]
     for path in strays:
-        disk.write_file(path, b"left behind")
+        disk.write_file(path, b"left over")
     log = world.open(disk)
     assert everything(log) == before
     assert not set(strays) & set(disk.tree())
@@ -288,7 +288,7 @@ def test_what_no_manifest_names_is_swept() -> None:
 # Tails --------------------------------------------------------------------------------------------------
 
 
-def test_a_torn_tail_is_cut_and_what_lies_before_it_stays() -> None:
+def test_a_torn_tail_is_cut_and_frames_before_it_stay() -> None:
     """G52, G53. Method: a WAL of class disk is cut at every byte; whole writes up to there are found, others not."""
     world = EngineHarness()
     topic = world.log.topic("a", durability="memory")
@@ -397,7 +397,7 @@ def test_one_bad_record_in_a_segment_does_not_hide_its_neighbours() -> None:
     assert [record.data for record in found.read(6).records] == [b"%02d" % number * 20 for number in range(6, 12)]
 
 
-def test_reserved_seqs_are_told_in_the_report() -> None:
+def test_reserved_seqs_are_in_the_report() -> None:
     world = EngineHarness(head_reserve=10)
     topic = world.log.topic("a", durability="disk")
     topic.append([1, 2])
@@ -409,14 +409,14 @@ def test_reserved_seqs_are_told_in_the_report() -> None:
     assert seqs(log.topic("a")) == [1, 2]
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     world = EngineHarness(**TINY)
     busy(world)
-    told: list[tuple[str, int, int]] = []
-    world.open(world.disk.reboot(), progress=lambda *said: told.append(said))
-    assert told
-    assert all(0 < done <= total for _, done, total in told)
-    assert told[-1][1] == told[-1][2], "every frame was counted once"
+    progress: list[tuple[str, int, int]] = []
+    world.open(world.disk.reboot(), progress=lambda *said: progress.append(said))
+    assert progress
+    assert all(0 < done <= total for _, done, total in progress)
+    assert progress[-1][1] == progress[-1][2], "every frame was counted once"
 
 
 def test_ten_thousand_records_come_back_in_order() -> None:

@@ -89,7 +89,7 @@ def test_records_that_stay_in_the_wal_are_read_in_pieces_of_any_division(
     assert datas(world.restart("kill").topic("a")) == [bytes(size) for size in sizes]
 
 
-def test_replayed_records_are_kept_in_memory_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_records_stay_in_memory_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is beyond stays in the WAL. Method: after the start the WAL cannot be read."""
     monkeypatch.setattr(recovery, "REPLAY_MEMORY_BYTES", 20_000)
     world = EngineHarness()

@@ -25,7 +25,7 @@ from tidelog.errors import BadInput, DiskFull, NotEmpty, TooLarge, TopicFull
 
 
 def reasons(topic: Topic) -> list[str | None]:
-    """What a reader is told, by cursor, from the start to the head."""
+    """The gap of a reader, by cursor, from the start to the head."""
     gaps = [topic.read(cursor, 1).gap for cursor in range(topic.head_seq + 1)]
     return [None if gap is None else gap.reason for gap in gaps]
 
@@ -48,7 +48,7 @@ def test_the_oldest_give_way_to_a_cap_of_records(durability: str, batches: list[
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_cap_counts_the_living(durability: str) -> None:
-    """Contract, appendix D1: records that were deleted make room."""
+    """Contract, appendix D1: deleted records free space."""
     topic = EngineHarness(**TINY).log.topic("a", durability=durability, cap_records=3)
     topic.append([1, 2, 3])
     topic.delete(seqs=[2])
@@ -65,7 +65,7 @@ def test_a_cap_counts_the_living(durability: str) -> None:
 
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_cap_that_counts_the_living_does_so_behind_a_restart(restart: Restart, checkpointed: bool) -> None:
+def test_a_cap_counts_live_records_after_a_restart(restart: Restart, checkpointed: bool) -> None:
     """G59, appendix D1."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", cap_records=4)
@@ -206,7 +206,7 @@ def test_a_write_that_failed_gives_its_place_back() -> None:
     assert topic.count == 2
 
 
-def test_what_is_expired_makes_room() -> None:
+def test_expired_records_free_space() -> None:
     """Contract 3.3: retention is looked at on every write."""
     world = EngineHarness()
     topic = world.log.topic("a", discard="reject", cap_records=2, ttl_ms=100)
@@ -276,7 +276,7 @@ LOOKS: dict[str, Callable[[EngineHarness, Topic], object]] = {
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("look", LOOKS, ids=str)
-def test_whoever_looks_sees_no_expired_record(look: str, durability: str) -> None:
+def test_no_reader_sees_an_expired_record(look: str, durability: str) -> None:
     """Contract 3.3: lazy but exact to observers."""
     world = EngineHarness()
     topic = world.log.topic("a", durability=durability, ttl_ms=10)
@@ -297,7 +297,7 @@ def test_a_ttl_of_nothing_keeps_for_ever() -> None:
 
 @pytest.mark.parametrize("field", ["ttl_ms", "cap_records", "cap_bytes"])
 def test_a_tightened_limit_counts_at_once(field: str) -> None:
-    """Contract 2.1: it evicts immediately and tells of it."""
+    """Contract 2.1: it evicts immediately and reports it."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a")
     for _ in range(6):
@@ -348,7 +348,7 @@ def spaced(world: EngineHarness, durability: str) -> Topic:
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("first", ["cap", "ttl"])
-def test_a_gap_tells_what_reached_into_it(durability: str, first: str) -> None:
+def test_a_gap_has_the_cause_that_reached_into_it(durability: str, first: str) -> None:
     """Contract 3.4: both causes are `mixed`, and only as far as both reach."""
     world = EngineHarness(**TINY)
     topic = spaced(world, durability)
@@ -374,7 +374,7 @@ def lose_to(world: EngineHarness, topic: Topic, how: str, seq: int) -> None:
 @pytest.mark.parametrize("checkpoints", ["", "first", "last", "both"])
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize(
-    ("story", "told"),
+    ("story", "expected"),
     [
         ("cap 2", ["cap"] * 2 + [None] * 5),
         ("ttl 3", ["ttl"] * 3 + [None] * 4),
@@ -387,9 +387,9 @@ def lose_to(world: EngineHarness, topic: Topic, how: str, seq: int) -> None:
     ],
 )
 def test_reasons_outlive_a_restart(
-    story: str, told: list[str | None], restart: Restart, checkpoints: str, durability: str
+    story: str, expected: list[str | None], restart: Restart, checkpoints: str, durability: str
 ) -> None:
-    """Contract 3.2, 4: a cap's gap is still a cap's, a deleted stretch still silent. Readers saw them, so a power cut
+    """Contract 3.2, 4: a cap's gap is still a cap's, a deleted range still silent. Readers saw them, so a power cut
     changes nothing for the classes that promise anything (G59, G73)."""
     if durability == "memory" and restart == "crash":
         restart = "kill"
@@ -405,17 +405,17 @@ def test_reasons_outlive_a_restart(
             lose_to(world, topic, how, int(seq))
         if checkpoints == "both":
             world.log.checkpoint()
-    assert reasons(topic) == told
+    assert reasons(topic) == expected
     before = read_topic(topic)
     world.log.tick()
     if checkpoints == "last":
         world.log.checkpoint()
     topic = world.restart(restart).topic("a")
-    assert reasons(topic)[:6] == told[:6]
+    assert reasons(topic)[:6] == expected[:6]
     found = read_topic(topic)
     assert (found.records, found.evict_floor) == (before.records, before.evict_floor)
     world.restart(restart)
-    assert reasons(world.log.topic("a"))[:6] == told[:6]
+    assert reasons(world.log.topic("a"))[:6] == expected[:6]
 
 
 # Floors -------------------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ def test_reasons_outlive_a_restart(
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 @pytest.mark.parametrize("limit", [{"cap_records": 2}, {"cap_bytes": 20}, {"ttl_ms": 8}], ids=str)
 @pytest.mark.parametrize("look", ["read", "state", "topics", "to_arrow"])
-def test_a_floor_that_somebody_was_shown_survives_a_power_cut(durability: str, limit: Any, look: str) -> None:
+def test_a_floor_that_a_reader_saw_survives_a_power_cut(durability: str, limit: Any, look: str) -> None:
     """G59, G73: also where the records above it are lost."""
     world = EngineHarness()
     topic = world.log.topic("a", durability=durability, **limit)
@@ -499,8 +499,8 @@ def test_a_reader_writes_no_floor_that_replay_finds_by_the_records() -> None:
 
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_topic_whose_floor_the_disk_refuses_keeps_none_of_the_others(refused: int) -> None:
-    """Background expiry: the shard of one topic has no room, the topic of the other shard expires, and the first one
-    does once there is room."""
+    """Background expiry: the shard of one topic has no space, the topic of the other shard expires, and the first one
+    does once there is space."""
     world = EngineHarness(wal_shards=2)
     for name in ("a", "b"):
         world.log.topic(name, durability="fsync", ttl_ms=1_000).append([1, 2])
@@ -565,7 +565,7 @@ def test_a_routed_topic_is_settled_when_everything_was_brought() -> None:
     assert [*settled, dest.is_floor_durable] == [False, True]
 
 
-def test_a_gap_is_told_to_every_cursor_below_the_floor_and_to_none_twice() -> None:
+def test_every_cursor_below_the_floor_gets_a_gap_once() -> None:
     """G70."""
     topic = EngineHarness(**TINY).log.topic("a", cap_records=4)
     topic.append([0] * 20)

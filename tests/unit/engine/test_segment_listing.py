@@ -1,6 +1,6 @@
-"""Segments as somebody outside sees them: by time, listed, and copied (E5, E8, G5, G62, G64, G66, G70).
+"""Segments for outside consumers: by time, listed, and copied (E5, E8, G5, G62, G64, G66, G70).
 
-Sums and bytes are compared with what lies on the disk, read by its own means: a test must not ask the code under
+Sums and bytes are compared with the files on disk, read by its own means: a test must not ask the code under
 test what is right.
 """
 
@@ -25,7 +25,7 @@ from tidelog.testing.simulated_disk import SimFile
 
 
 def file_of(world: EngineHarness, topic: Topic, base: int, kind: str) -> bytes | None:
-    """What lies on the disk."""
+    """The files on disk."""
     return world.disk.tree().get(f"data/topics/{topic.id:08X}/seg-{base:016d}.{kind}")
 
 
@@ -88,7 +88,7 @@ def test_deleted_records_are_passed_over_also_into_the_next_part() -> None:
     topic.delete(seqs=[5])
     assert topic.seek(start_ms + 4) == 6
     topic.delete(seqs=[7, 8])
-    assert topic.seek(start_ms + 6) == 9, "what lives in its part lies before it"
+    assert topic.seek(start_ms + 6) == 9, "the live records of its part are before it"
     topic.delete(seqs=[6])
     assert topic.seek(start_ms + 4) == 9
     topic.delete(seqs=[9, 10])
@@ -96,7 +96,7 @@ def test_deleted_records_are_passed_over_also_into_the_next_part() -> None:
 
 
 def test_expired_records_are_not_found() -> None:
-    """G70: what was lost to age is lost for whoever seeks."""
+    """G70: what was lost to age is lost for a seek too."""
     world = EngineHarness(**TINY)
     topic = filled(world, 10, ttl_ms=1_000)
     world.clock.tick(1_000 - 5)
@@ -156,7 +156,7 @@ def test_what_no_file_has_is_the_tail() -> None:
 
 
 def test_segments_and_tail_together_are_every_record() -> None:
-    """G5: each seq up to the head lies in a listed segment or behind the tail's cursor."""
+    """G5: each seq up to the head is in a listed segment or after the tail's cursor."""
     world = EngineHarness(**TINY)
     topic = filled(world, 13)
     world.log.checkpoint()
@@ -176,8 +176,8 @@ def test_an_ephemeral_topic_has_no_files() -> None:
     assert (listing.segments, listing.tail_from_seq, listing.head_seq) == ([], 0, 10)
 
 
-def test_what_lies_behind_records_in_memory_is_tail_as_well() -> None:
-    """A topic that was ephemeral for a while: a reader that took the later segments would miss what lies between."""
+def test_records_after_those_in_memory_are_tail_as_well() -> None:
+    """A topic that was ephemeral for a while: a reader that took the later segments would miss the records between."""
     world = EngineHarness(**TINY)
     topic = filled(world, 4)
     world.log.topic("a", durability="ephemeral")
@@ -190,7 +190,7 @@ def test_what_lies_behind_records_in_memory_is_tail_as_well() -> None:
     assert listing.tail_from_seq == 4
     assert [record.seq for record in topic.read(listing.tail_from_seq).records] == [5, 6, 7, 8, 9, 10]
     topic.delete(seqs=[5, 6])
-    assert [held.base for held in topic.segments().segments] == [1, 7], "nothing lies between them any more"
+    assert [held.base for held in topic.segments().segments] == [1, 7], "nothing is between them any more"
 
 
 def test_segments_below_the_floor_are_not_listed() -> None:
@@ -232,8 +232,8 @@ def test_files_are_the_bytes_that_lie_on_the_disk() -> None:
     assert len(listing.segments) == 3
     for held in listing.segments:
         for kind in FILES:
-            content, lies = bytes_of(held, kind), file_of(world, topic, held.base, kind)
-            assert content == (None if lies is None else lies[: len(content or b"")]), f"{held.base} {kind}"
+            content, stored = bytes_of(held, kind), file_of(world, topic, held.base, kind)
+            assert content == (None if stored is None else stored[: len(content or b"")]), f"{held.base} {kind}"
             assert held.digest(kind) == (None if content is None else xxh3_64_intdigest(content))
         assert held.length("data") == len(bytes_of(held, "data") or b"")
         assert held.length("idx") == held.records * 20
@@ -241,7 +241,7 @@ def test_files_are_the_bytes_that_lie_on_the_disk() -> None:
 
 
 def test_deletions_are_those_of_now_before_any_checkpoint_wrote_them() -> None:
-    """G77: whoever copies a segment must not bring back what was deleted before it was listed."""
+    """G77: a copy of a segment must not bring back what was deleted before it was listed."""
     world = EngineHarness(**TINY)
     topic = filled(world, 4)
     world.log.checkpoint()
@@ -259,7 +259,7 @@ def test_deletions_are_those_of_now_before_any_checkpoint_wrote_them() -> None:
 
 
 def test_a_segment_that_grew_gives_what_was_listed() -> None:
-    """G62: bytes behind the length that was listed are not handed out under it."""
+    """G62: bytes after the listed length are not returned."""
     world = EngineHarness(**TINY)
     topic = filled(world, 2)
     world.log.checkpoint()
@@ -302,12 +302,12 @@ def test_an_index_that_is_lost_is_made_again() -> None:
     world = EngineHarness(**TINY)
     topic = filled(world, 4)
     world.log.checkpoint()
-    lies = file_of(world, topic, 1, "idx")
+    stored = file_of(world, topic, 1, "idx")
     world.log.close()
     world.disk.remove(f"data/topics/{topic.id:08X}/seg-{1:016d}.idx")
     topic = world.open(world.disk).topic("a")
     held = topic.segments().segments[0]
-    assert bytes_of(held, "idx") == lies
+    assert bytes_of(held, "idx") == stored
 
 
 def test_data_that_is_cut_off_is_damage_and_not_a_shorter_file() -> None:
@@ -344,7 +344,7 @@ class Between(InterposingDisk):
 
 def test_a_listing_amid_a_checkpoint_is_consistent() -> None:
     """G5, G62. Method: look between any two writes of a checkpoint, one run for each place; what is listed has all
-    its bytes, and what is not is behind the tail's cursor."""
+    its bytes, and the rest is after the tail's cursor."""
     looked = 0
     for at in count(1):
         disk = Between(trace=True)
@@ -364,8 +364,8 @@ def test_a_listing_amid_a_checkpoint_is_consistent() -> None:
                 offsets = np.frombuffer(bytes_of(held, "idx") or b"", "<u4")[::5]
                 assert len(offsets) == held.records
                 assert offsets.max() < held.size
-            behind = [record.seq for record in topic.read(listing.tail_from_seq).records]
-            assert behind == list(range(listing.tail_from_seq + 1, 15))
+            after_tail = [record.seq for record in topic.read(listing.tail_from_seq).records]
+            assert after_tail == list(range(listing.tail_from_seq + 1, 15))
             seen.append(listing.tail_from_seq)
 
         disk.arm(at, look)

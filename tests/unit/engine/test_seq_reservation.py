@@ -1,4 +1,4 @@
-"""Seqs of class `disk` are on record before they are given out, and in time: nobody waits for those that were booked.
+"""Seqs of class `disk` are reserved in the WAL before they are assigned, in time for most writes.
 
 Decision 0008, G8, G9: whatever a power cut takes, no seq that was acknowledged is given to another record.
 """
@@ -42,7 +42,7 @@ def lost(world: EngineHarness, topic: Topic) -> list[int]:
     return list(range(log.topic("a").append(b"next").first_seq, topic.head_seq + 1))
 
 
-def test_nobody_waits_for_seqs_that_were_booked_in_time() -> None:
+def test_no_write_waits_for_seqs_reserved_in_time() -> None:
     """Method: the fourth write takes a mark for 80 more along; it is synced with everything else."""
     world, topic = made()
     assert syncs(topic, 4) == 1, "the first one's"
@@ -51,7 +51,7 @@ def test_nobody_waits_for_seqs_that_were_booked_in_time() -> None:
     assert syncs(topic, 1) == 1, "the mark that was booked meanwhile is not synced"
 
 
-def test_whoever_needs_them_before_waits() -> None:
+def test_a_write_that_needs_them_earlier_waits() -> None:
     world, topic = made()
     syncs(topic, 11)
     assert syncs(topic, 1) == 1
@@ -77,7 +77,7 @@ def test_a_topic_with_few_seqs_on_record_books_nothing(monkeypatch: pytest.Monke
     assert world.crash().topic("a").head_seq == 257
 
 
-def test_somebody_is_sent_to_sync_the_mark() -> None:
+def test_the_sync_thread_is_woken_for_the_mark() -> None:
     _, topic = made()
     syncs(topic, 3)
     sent = []
@@ -91,7 +91,7 @@ def is_booked(topic: Topic) -> bool:
 
 
 def test_a_booking_that_was_not_written_is_none() -> None:
-    """Method: there is no room for the write that takes the mark along. It is taken back, and the next one books."""
+    """Method: the disk is full for the write that carries the mark. It is rolled back, and the next one reserves."""
     world, topic = made()
     syncs(topic, 3)
     world.disk.fail("write", error=errno.ENOSPC)

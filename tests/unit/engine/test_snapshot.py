@@ -96,7 +96,7 @@ def test_a_row_claims_nothing_of_records_that_came_after_its_files(monkeypatch: 
 
 
 def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
-    """The directory is synced: room that was made is not taken again."""
+    """The directory is synced: freed space is not taken again."""
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(4)))
@@ -183,7 +183,7 @@ def test_a_reader_makes_no_checkpoint(snapshot: bool) -> None:
 
 @pytest.mark.parametrize("suffix", [".data", ".idx"])
 @pytest.mark.parametrize("base", [1, 5])
-def test_a_checkpoint_without_room_gives_back_what_it_took(base: int, suffix: str) -> None:
+def test_a_checkpoint_on_a_full_disk_frees_its_partial_copies(base: int, suffix: str) -> None:
     """Files of a growing segment are as long as the snapshot says, also where it is not the first one."""
     world = EngineHarness(segment_events_max=4)
     topic = world.log.topic("a", durability="fsync")

@@ -82,7 +82,7 @@ def test_every_way_out_closes_the_file(staged: StagingArea, disk: SimDisk) -> No
     assert disk.open_files() == []
 
 
-def test_a_chunk_that_nobody_publishes_is_swept_after_a_week(staged: StagingArea, disk: SimDisk) -> None:
+def test_an_unpublished_chunk_is_removed_after_a_week(staged: StagingArea, disk: SimDisk) -> None:
     """As docs/http.md says."""
     put(staged, stream(data=pa.array([b"a"])), 1)
     week_ms = 7 * 24 * 3600 * 1000
@@ -106,7 +106,9 @@ FINE = stream(data=pa.array([b"a"]))
         (stream(data=pa.array([b"a"]).dictionary_encode()), {}, "'data' is dictionary"),
     ],
 )
-def test_what_is_not_what_was_told(staged: StagingArea, content: bytes, change: dict[str, Any], words: str) -> None:
+def test_a_chunk_unlike_its_report_is_refused(
+    staged: StagingArea, content: bytes, change: dict[str, Any], words: str
+) -> None:
     chunk = put(staged, content, 1)._replace(**change)
     with pytest.raises(BadInput, match=words):
         list(staged.read(chunk))

@@ -18,7 +18,7 @@ from tidelog.engine.tag_search import TagCache, TagCacheKey, TagIndex
 
 quick = settings(max_examples=300, deadline=None, database=None)
 
-# Few bytes, the extremes among them: tags share prefixes, and a prefix may have nothing that sorts behind it.
+# Few bytes, the extremes among them: tags share prefixes, and a prefix may have nothing that sorts after it.
 words = st.lists(st.sampled_from([0, 1, 97, 98, 0xFE, 0xFF]), max_size=4).map(bytes)
 columns = st.lists(st.none() | words, max_size=40)
 
@@ -110,7 +110,7 @@ def test_what_is_found_belongs_to_the_caller() -> None:
         assert find(b"a").tolist() == [0, 2]
 
 
-def test_the_memory_of_an_index_is_told_with_all_that_it_holds() -> None:
+def test_the_memory_of_an_index_includes_all_its_arrays() -> None:
     """A bound that leaves out the empty ones would not hold for a million untagged segments."""
     empty = built([]).nbytes
     assert empty > 500
@@ -147,7 +147,7 @@ def test_an_index_is_built_once_while_it_stays() -> None:
     assert cache.stats() == (1, 1, 0, 1, SIZE)
 
 
-def test_topics_and_segments_are_told_apart() -> None:
+def test_topics_and_segments_have_separate_entries() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
     keys = [(1, 1, 5), (2, 1, 5), (1, 6, 5)]
     found = [cache.get(key, builder(key)) for key in keys]
@@ -179,7 +179,7 @@ def test_a_reader_of_fewer_rows_gets_them_and_does_not_displace_more() -> None:
 
 
 def test_an_index_larger_than_the_cache_is_handed_out_and_not_kept() -> None:
-    """And costs nobody else a place."""
+    """And evicts no other entry."""
     cache, builder = TagCache(2 * SIZE), Builder()
     cache.get((1, 1, 1), builder((1, 1, 1)))
     big = built([b"x" * 10_000])
@@ -244,7 +244,7 @@ def test_what_cannot_be_built_is_not_kept() -> None:
     assert cache.get((1, 1, 1), lambda: index) is index
 
 
-def test_a_slow_build_holds_up_nobody_and_the_first_to_finish_is_kept() -> None:
+def test_a_slow_build_blocks_no_other_and_the_first_to_finish_is_kept() -> None:
     """Method: inside one build the same segment is asked for again, as another thread could at that moment."""
     cache = TagCache(10 * SIZE)
     inner, outer, longer = built([]), built([]), built([])

@@ -99,7 +99,7 @@ def test_sixty_four_writers_four_topics_and_their_readers(shards: int) -> None:
 
 @pytest.mark.slow
 def test_writers_go_on_while_checkpoints_are_made() -> None:
-    """G39, G40. Method: four writers append and delete until one thread has made four checkpoints; behind each of
+    """G39, G40. Method: four writers append and delete until one thread has made four checkpoints; after each of
     them a power cut leaves everything that was acked before it, and nothing whose delete was."""
     disk = SimDisk()
     acked: list[list[int]] = [[] for _ in range(4)]
@@ -150,15 +150,15 @@ def test_an_append_that_races_with_close_is_committed_or_refused(durability: str
         first = Barrier(9)
 
         def write(number: int) -> None:
-            told = False
+            notified = False
             while True:
                 try:
                     acked.append(topic.append(number).first_seq)
                 except Closed:
                     return
                 finally:
-                    if not told:
-                        told = True
+                    if not notified:
+                        notified = True
                         first.wait(TIMEOUT_S)
 
         def close() -> None:
@@ -174,7 +174,7 @@ def test_an_append_that_races_with_close_is_committed_or_refused(durability: str
     assert found.append("next").first_seq > max(acked)
 
 
-def test_writers_of_a_topic_that_is_dropped_are_told() -> None:
+def test_writers_of_a_dropped_topic_get_an_error() -> None:
     """G85: each append is acked or refused, and nothing of the old topic is in the new one."""
     disk = SimDisk()
     with threaded(disk, wal_shards=1) as log:
@@ -259,14 +259,14 @@ def test_configuring_beside_writers_loses_nothing() -> None:
     assert [record.data for record in all_of(reopened(disk.crash_image("none")).topic("a"))] == list(range(150))
 
 
-def test_writes_that_nobody_waits_for_are_done_by_the_thread() -> None:
+def test_the_thread_commits_writes_without_a_waiter() -> None:
     """G19: in order, and each gets its outcome."""
     with threaded(wal_shards=1) as log:
         topic = log.topic("a", durability="fsync")
         tokens = [topic.append_nowait(number) for number in range(200)]
-        told = Event()
-        tokens[-1].add_done_callback(lambda _: told.set())
-        assert told.wait(TIMEOUT_S), "nobody waited for the token itself"
+        notified = Event()
+        tokens[-1].add_done_callback(lambda _: notified.set())
+        assert notified.wait(TIMEOUT_S), "nothing waited for the future itself"
         assert [token.wait(0.0).first_seq for token in tokens] == list(range(1, 201))
 
 
@@ -284,7 +284,7 @@ def test_disk_writes_are_synced_without_anybody_asking() -> None:
         topic.append("x")
         disk.on_op = look
         written.set()
-        log.topic("b")  # any operation behind the sync lets us look
+        log.topic("b")  # any operation after the sync shows it
         while not synced.is_set():
             topic.append("y")
         disk.on_op = None
@@ -333,7 +333,7 @@ def test_on_a_real_disk(tmp_path: Path) -> None:
 
 def test_what_waits_for_a_sync_does_not_wait_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """E2: class disk is on the disk within `sync_interval_ms`, however long a checkpoint takes. Method: one is held up
-    while a record is written, and nobody but the background syncs it."""
+    while a record is written, and only the background thread syncs it."""
     begun, ended, synced = Event(), Event(), Event()
 
     def checkpoint(self: CheckpointScheduler, *, final: bool = False, throttled: bool = False) -> None:  # noqa: ARG001

@@ -59,19 +59,19 @@ CASES = [
     ),
     Case("in every way", 0, 9, 6, Watermarks(cap=2, ttl=1, source=5), Gap(1, 5, "mixed", 5, 6, 9), 5),
     Case("a deleted front is silent", 0, 9, 6, NONE, None, 0),
-    Case("a deleted front behind the cursor", 3, 9, 6, NONE, None, 3),
+    Case("a deleted front after the cursor", 3, 9, 6, NONE, None, 3),
     Case(
         "lost, then deleted: the gap ends where the loss did", 0, 9, 8, Watermarks(cap=4), Gap(1, 4, "cap", 4, 5, 9), 7
     ),
-    Case("deleted behind the loss: silent", 4, 9, 8, Watermarks(cap=4), None, 4),
+    Case("deleted after the loss: silent", 4, 9, 8, Watermarks(cap=4), None, 4),
     Case("made again and shorter", 8, 5, 1, NONE, Gap(1, 5, "recreated", 5, 1, 5), 0),
-    Case("made again, one behind", 6, 5, 3, Watermarks(cap=2), Gap(1, 5, "recreated", 5, 3, 5), 2),
+    Case("made again, one below", 6, 5, 3, Watermarks(cap=2), Gap(1, 5, "recreated", 5, 3, 5), 2),
     Case("made again and empty", 1, 0, 1, NONE, Gap(1, 0, "recreated", 1, 1, 0), 0),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_reader_below_the_floor_is_told_once_and_a_deleted_gap_is_silent(case: Case) -> None:
+def test_a_reader_below_the_floor_gets_one_gap_and_deletes_are_silent(case: Case) -> None:
     """G70, G72."""
     where = (case.from_seq, case.head, case.earliest, case.marks)
     assert find_gap(*where) == case.gap
@@ -127,7 +127,7 @@ def test_every_read_starts_where_the_contract_says(topic: tuple[int, int, Waterm
 
 @quick
 @given(topics(), st.integers(0, 15))
-def test_a_gap_is_told_once_and_covers_all_that_was_lost(topic: tuple[int, int, Watermarks], from_seq: int) -> None:
+def test_a_gap_is_reported_once_and_covers_all_losses(topic: tuple[int, int, Watermarks], from_seq: int) -> None:
     """G70: from the cursor it leaves, and from the end of the gap, there is no second one."""
     head, earliest, marks = topic
     found = find_read_start(from_seq, head, earliest, marks)
@@ -151,7 +151,7 @@ def test_a_gap_is_told_once_and_covers_all_that_was_lost(topic: tuple[int, int, 
     )
 )
 def test_floors_only_rise_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
-    """G71, G72. Method: any steps, also ones that ask for seqs behind the floor or ahead of the head."""
+    """G71, G72. Method: any steps, also ones that ask for seqs below the floor or ahead of the head."""
     head, earliest, marks = 0, 1, Watermarks()
     for step, value in steps:
         before = head, earliest, marks
@@ -184,7 +184,7 @@ def test_floors_from_another_time_are_brought_into_order(earliest: int, head: in
         assert settled == earliest, "what is in order is left alone"
 
 
-def test_a_cause_that_nobody_knows_is_a_mistake_of_the_caller() -> None:
+def test_an_unknown_cause_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(AssertionError, match="deleted"):
         Watermarks().raise_to("deleted", 3)
 
