@@ -9,7 +9,7 @@ import pytest
 from tests.unit.engine.harness import TIMEOUT_S, EngineHarness
 
 import tidelog
-from tidelog.engine import Engine, background
+from tidelog.engine import background
 from tidelog.engine.background import UrgentFlag
 from tidelog.testing import ManualClock, SimDisk
 
@@ -86,9 +86,9 @@ def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:
     assert rested == ["long enough"]
 
 
-@pytest.mark.parametrize("ask", [Engine.checkpoint, Engine.close])
-def test_who_asks_for_a_checkpoint_or_for_the_end_does_not_wait_for_one_that_rests(
-    ask: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ask", [tidelog.Database.checkpoint, tidelog.Database.close])
+def test_checkpoint_and_close_do_not_wait_for_one_that_pauses(
+    ask: Callable[[tidelog.Database], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the thread's own checkpoint rests for an hour."""
     resting = Event()
