@@ -273,7 +273,7 @@ def test_a_close_that_fails_says_so_and_lets_go(times: str, call: DiskCall, harn
 SITES = [
     "tidelog.formats.control_frames.decode",
     "tidelog.formats.deletion_vector.decode",
-    "tidelog.formats.segment_index.entries_to_bytes",
+    "tidelog.formats.segment_index.build_entries",
     "tidelog.formats.scan.decode_records",
     "tidelog.formats.scan.scan_headers",
     "tidelog.formats.scan.scan_records",
