@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from tidelog.channels import rules
 from tidelog.channels.channel import Channel
-from tidelog.channels.manager import OPERATOR, ChannelManager, Hook, Operator, authenticate
-from tidelog.channels.rules import ChannelLimits
+from tidelog.channels.manager import ChannelManager, Hook, authenticate
+from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator, User
 from tidelog.clock import Clock
 from tidelog.disk import fork
 from tidelog.disk.interface import Disk
@@ -191,7 +191,7 @@ class Database:
         """All channels; restored on first use."""
         return self._channels.manager()
 
-    def channel(self, name: str, *, user: str | Operator = OPERATOR, token: str | None = None) -> Channel:
+    def channel(self, name: str, *, user: User = OPERATOR, token: str | None = None) -> Channel:
         """Return a handle of a channel for `user`. With a hook, the hook authenticates the user by `token`."""
         rules.check_channel(name)
         manager, hook = self._channels.manager(), self._channels.hook

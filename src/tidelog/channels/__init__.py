@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from tidelog.channels.channel import Channel, ChannelInfo
 from tidelog.channels.channel_state import Ack, PublishFuture
-from tidelog.channels.manager import OPERATOR, Authenticate, ChannelManager, Hook, Operator, Validate
+from tidelog.channels.manager import Authenticate, ChannelManager, Hook, Validate
 from tidelog.channels.message_log import Message
 from tidelog.channels.messaging import HistoryPage
-from tidelog.channels.rules import ChannelLimits
+from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator
 from tidelog.channels.subscription import ChannelEvent, Presence, Subscription, SubscriptionEnded
 from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from tidelog.channels import membership, messaging, rules
 from tidelog.channels.channel_state import Ack, PublishFuture
-from tidelog.channels.manager import ChannelManager, Operator
+from tidelog.channels.manager import ChannelManager
 from tidelog.channels.message_log import Message
 from tidelog.channels.messaging import HistoryPage
+from tidelog.channels.rules import Operator, User
 from tidelog.channels.subscription import Subscription
 from tidelog.disk.interrupts import defer_signals_in
 from tidelog.errors import BadInput
@@ -40,7 +41,7 @@ class ChannelInfo(NamedTuple):
 class Channel:
     """One channel as one user sees it."""
 
-    def __init__(self, manager: ChannelManager, name: str, user: str | Operator) -> None:
+    def __init__(self, manager: ChannelManager, name: str, user: User) -> None:
         self._manager, self.name, self.user = manager, name, user
 
     def __repr__(self) -> str:
@@ -78,8 +79,7 @@ class Channel:
 
     def _visible_meta(self) -> ChannelMeta:
         meta = self._manager.meta(self.name)
-        if not isinstance(self.user, Operator):
-            rules.check_member(meta, self.user)
+        rules.check_member(meta, self.user)
         return meta
 
     def state(self) -> ChannelInfo:
@@ -94,8 +94,7 @@ class Channel:
     def acl(self, kind: str) -> tuple[str, ...]:
         """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
         meta = self._manager.meta(self.name)
-        if not isinstance(self.user, Operator):
-            rules.check_owner(meta, self.user, "see its lists")
+        rules.check_owner(meta, self.user, "see its lists")
         return rules.entries_for(meta.acl, kind)
 
     def allow(self, kind: str, *entries: str) -> tuple[str, ...]:

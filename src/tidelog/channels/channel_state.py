@@ -187,7 +187,11 @@ _log = logging.getLogger("tidelog.channels")
 
 
 class ChannelState:
-    """One open channel. Every method except `commit` and `flush` needs the shard's lock."""
+    """One open channel. Every method except `commit` and `flush` needs the shard's lock.
+
+    It does not use the group commit of the WAL: `wal.Shard` writes the frames of a batch itself, while messages are
+    appended when they are accepted and share only the sync. Its commit lock would also have to yield to changes.
+    """
 
     def __init__(
         self,
@@ -486,12 +490,12 @@ class FifoQueue:
             raise FifoEmpty(state.handler)
         if not log.is_synced:
             log.sync()  # the cursor must never pass a message that a power cut can lose
-        found = log.read(seq, limit=1, bytes_max=1)
-        if not found or found[0].seq != seq:
+        messages = log.read(seq, limit=1, bytes_max=1)
+        if not messages or messages[0].seq != seq:
             raise Damaged(f"{state.handler}: message {seq} is missing; nothing was popped, its owner can clear it")
         self._save_cursor(seq + 1)
         self._report_skipped(cursor, seq)
-        return found[0]
+        return messages[0]
 
     def _report_skipped(self, first: int, stop: int) -> None:
         """Count and log the seqs of [first, stop) that have no message."""

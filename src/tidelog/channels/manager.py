@@ -156,16 +156,6 @@ _log = logging.getLogger("tidelog.channels")
 _LOGGED_HOLES_MAX: Final = 10  # ranges in one line
 
 
-class Operator:
-    """The operator of the directory: reads everything, may change what an owner may, and is a member of no channel."""
-
-    def __repr__(self) -> str:
-        return "OPERATOR"
-
-
-OPERATOR: Final = Operator()
-
-
 @dataclass(slots=True)
 class RestoreReport:
     """The result of restoring all channels."""

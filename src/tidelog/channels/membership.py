@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
 
 from tidelog.channels import rules
 from tidelog.channels.channel_state import ChannelState
-from tidelog.channels.manager import ChannelManager, ChannelShard, Operator
+from tidelog.channels.manager import ChannelManager, ChannelShard
+from tidelog.channels.rules import Operator, User
 from tidelog.errors import Error, Forbidden, Refused, Throttled
 from tidelog.formats.channel_meta import ChannelMeta
 
-User: TypeAlias = str | Operator
 _log = logging.getLogger("tidelog.channels")
-
-
-def _check_owner(meta: ChannelMeta, user: User, action: str) -> None:
-    if not isinstance(user, Operator):
-        rules.check_owner(meta, user, action)
 
 
 # ── members ───────────────────────────────────────────────────────────────────────────────────────
@@ -51,7 +45,7 @@ def join(
                 manager.get_channel(channel)  # raises: an invitation does not create a channel
             return _create_channel(manager, shard, channel, user, config or {})
         if by is not None:
-            _check_owner(state.meta, by, "invite")
+            rules.check_owner(state.meta, by, "invite")
         meta = rules.add_member(state.meta, user)
         manager.memberships.reserve(user, channel, manager.limits.channels_per_client_max)
         try:
@@ -119,7 +113,7 @@ def leave(manager: ChannelManager, channel: str, user: str, *, by: User | None =
     with manager.exclusive(channel):
         state = manager.get_idle_channel(channel)
         if by is not None:
-            _check_owner(state.meta, by, "remove a member")
+            rules.check_owner(state.meta, by, "remove a member")
         result, was_owner = rules.remove_member(state.meta, user), user == state.meta.owner
         if result.meta is None:
             _delete_channel(manager, state, user, source)
@@ -164,7 +158,7 @@ def delete(manager: ChannelManager, channel: str, user: User, *, source: object 
                 manager.report.skipped.pop(name, None)
             return existed
         state = manager.get_idle_channel(channel)
-        _check_owner(state.meta, user, "delete it")
+        rules.check_owner(state.meta, user, "delete it")
         _delete_channel(manager, state, user if isinstance(user, str) else state.meta.owner or "", source)
         return True
 
@@ -207,7 +201,7 @@ def set_acl(
     rules.check_channel(channel)
     with manager.exclusive(channel):
         state = manager.get_channel(channel)
-        _check_owner(state.meta, user, "change its lists")
+        rules.check_owner(state.meta, user, "change its lists")
         meta = rules.change_acl(state.meta, kind, add=add, remove=remove)
         if meta != state.meta:
             if meta.config.persist:
@@ -223,7 +217,7 @@ def configure(
     rules.check_channel(channel)
     with manager.exclusive(channel):
         state = manager.get_idle_channel(channel)
-        _check_owner(state.meta, user, "configure it")
+        rules.check_owner(state.meta, user, "configure it")
         meta = rules.change_config(state.meta, changes, manager.limits)
         if meta == state.meta:
             return meta

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from tidelog.channels import rules
 from tidelog.channels.channel_state import ChannelState, PublishFuture
-from tidelog.channels.manager import ChannelManager, Operator, validate_payload
+from tidelog.channels.manager import ChannelManager, validate_payload
 from tidelog.channels.message_log import Message, MessageLog
+from tidelog.channels.rules import User
 from tidelog.channels.subscription import Subscription
 from tidelog.errors import BadInput, NotFound, NotPersistent, OutOfRange, WrongType
-from tidelog.formats.channel_meta import ChannelMeta
 
 HISTORY_BYTES_MAX = 4 << 20  # of payloads in one page
 
@@ -118,11 +118,11 @@ def subscribe(
 class _PinnedLog:
     """A log that is read without the lock and stays open meanwhile."""
 
-    def __init__(self, manager: ChannelManager, channel: str, check: Callable[[ChannelMeta], None]) -> None:
+    def __init__(self, manager: ChannelManager, channel: str, user: User) -> None:
         self._state: ChannelState
         with manager.locked(channel, write=False):
             state = manager.get_readable_channel(channel)
-            check(state.meta)
+            rules.check_may_read(state.meta, user)
             if state.meta.config.type == "fifo":
                 raise WrongType(channel, type="fifo", wanted="pubsub")
             if not state.meta.config.persist:
@@ -149,22 +149,18 @@ def _open_log_if_any(manager: ChannelManager, state: ChannelState) -> MessageLog
         raise
 
 
-def _read_check(user: str | Operator) -> Callable[[ChannelMeta], None]:
-    return (lambda _: None) if isinstance(user, Operator) else (lambda meta: rules.check_may_read(meta, user))
-
-
-def bounds(manager: ChannelManager, channel: str, user: str | Operator) -> tuple[int, int]:
+def bounds(manager: ChannelManager, channel: str, user: User) -> tuple[int, int]:
     """Return the first and the last seq of the history; if it is empty, the last is one less than the first."""
-    with _PinnedLog(manager, rules.check_channel(channel), _read_check(user)) as reading:
+    with _PinnedLog(manager, rules.check_channel(channel), user) as reading:
         return (1, 0) if reading.log is None else (reading.log.first_seq, reading.delivered_seq)
 
 
-def holes(manager: ChannelManager, channel: str, user: str | Operator) -> list[tuple[int, int]]:
+def holes(manager: ChannelManager, channel: str, user: User) -> list[tuple[int, int]]:
     """Return the ranges of seqs that power cuts lost before their sync, first and last of each. The program can publish
     or push these messages again."""
     with manager.locked(rules.check_channel(channel), write=False):
         state = manager.get_readable_channel(channel)
-        _read_check(user)(state.meta)
+        rules.check_may_read(state.meta, user)
         if not state.meta.config.persist:
             return []
         log = _open_log_if_any(manager, state)
@@ -174,7 +170,7 @@ def holes(manager: ChannelManager, channel: str, user: str | Operator) -> list[t
 def history(
     manager: ChannelManager,
     channel: str,
-    user: str | Operator,
+    user: User,
     *,
     first: int | None = None,
     last: int | None = None,
@@ -189,7 +185,7 @@ def history(
     _check_range(first, last, newest, since_ms, until_ms, limit)
     page_max = manager.limits.history_max
     count = min(limit or page_max, newest or page_max, page_max)
-    with _PinnedLog(manager, rules.check_channel(channel), _read_check(user)) as pinned:
+    with _PinnedLog(manager, rules.check_channel(channel), user) as pinned:
         log, delivered_seq = pinned.log, pinned.delivered_seq
         if log is None:
             return HistoryPage([], 1, 1, 0)
@@ -272,22 +268,20 @@ def pop(manager: ChannelManager, channel: str, user: str) -> Message:
         return message
 
 
-def length(manager: ChannelManager, channel: str, user: str | Operator) -> int:
+def length(manager: ChannelManager, channel: str, user: User) -> int:
     """Return the number of waiting messages of a fifo channel; only its owner may."""
     with manager.locked(rules.check_channel(channel)):
         state = _fifo_channel(manager, channel)
-        if not isinstance(user, Operator):
-            rules.check_owner(state.meta, user, "count its messages")
+        rules.check_owner(state.meta, user, "count its messages")
         return manager.fifo_queue(state).length()
 
 
-def clear(manager: ChannelManager, channel: str, user: str | Operator) -> int:
+def clear(manager: ChannelManager, channel: str, user: User) -> int:
     """Drop every waiting message of a fifo channel, repair a lost cursor, and return their number; only its owner
     may."""
     with manager.metrics.counted("fifo_clears"), manager.locked(rules.check_channel(channel)):
         state = _fifo_channel(manager, channel)
-        if not isinstance(user, Operator):
-            rules.check_owner(state.meta, user, "clear it")
+        rules.check_owner(state.meta, user, "clear it")
         return manager.fifo_queue(state).clear()
 
 

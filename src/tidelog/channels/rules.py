@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -232,6 +232,17 @@ _LIMIT_BY_SETTING = {
 }
 
 
+class Operator:
+    """The operator of the directory: reads everything, may change what an owner may, and is a member of no channel."""
+
+    def __repr__(self) -> str:
+        return "OPERATOR"
+
+
+OPERATOR: Final = Operator()
+User: TypeAlias = str | Operator
+
+
 class LeaveResult(NamedTuple):
     """The channel after a leave, None if it ends, and the new owner if that changed."""
 
@@ -248,13 +259,15 @@ def is_member(meta: ChannelMeta, user: str) -> bool:
     return _contains(meta.members, user)
 
 
-def check_owner(meta: ChannelMeta, user: str, action: str) -> None:
-    if user != meta.owner:
+def check_owner(meta: ChannelMeta, user: User, action: str) -> None:
+    """Raise unless this user owns the channel or is the operator."""
+    if not isinstance(user, Operator) and user != meta.owner:
         raise Forbidden(f"{meta.handler}: only its owner may {action}, and {user} is not; nothing was changed")
 
 
-def check_member(meta: ChannelMeta, user: str) -> None:
-    if not is_member(meta, user):
+def check_member(meta: ChannelMeta, user: User) -> None:
+    """Raise unless this user is a member or the operator."""
+    if not isinstance(user, Operator) and not is_member(meta, user):
         raise NotMember(meta.handler, user)
 
 
@@ -280,10 +293,11 @@ def check_may_publish(meta: ChannelMeta, user: str) -> None:
     check_allowed(meta, "publish", user)
 
 
-def check_may_read(meta: ChannelMeta, user: str) -> None:
-    """Raise unless this user may read messages now."""
-    check_member(meta, user)
-    check_allowed(meta, "read", user)
+def check_may_read(meta: ChannelMeta, user: User) -> None:
+    """Raise unless this user may read messages now; the operator may."""
+    if not isinstance(user, Operator):
+        check_member(meta, user)
+        check_allowed(meta, "read", user)
 
 
 def add_member(meta: ChannelMeta, user: str) -> ChannelMeta:

@@ -255,13 +255,13 @@ def _all_seqs(grants: Sequence[LeaseGrant], dead: Sequence[int]) -> list[int]:
 
 def _read_texts(index: TopicIndex, grants: Sequence[LeaseGrant]) -> list[JobTexts] | None:
     """Return the records of each grant if all of them are in memory, else None."""
-    found: list[JobTexts] = []
+    texts_of_grants: list[JobTexts] = []
     for grant in grants:
         texts = jobs.read_job_texts(index, sorted(grant.seqs)) if grant.seqs else JobTexts([], [])
         if texts is None:
             return None
-        found.append(texts)
-    return found
+        texts_of_grants.append(texts)
+    return texts_of_grants
 
 
 def _take_jobs(state: QueueState, total: int) -> tuple[list[int], list[int]]:
