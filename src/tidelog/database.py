@@ -58,7 +58,8 @@ class _Channels:
                     read_only=not context.shards,
                 )
                 # A thread of their own: syncs of the WAL, checkpoints and syncs of channels do not wait for each other.
-                self._engine.start_background_task("channels", self.tick)
+                if self._engine.start_background_task("channels", self.tick):
+                    close_at_exit(self.close)  # before the engine, which registered itself first
             return self._manager
 
     def _check_open(self) -> None:
@@ -71,7 +72,9 @@ class _Channels:
             manager.tick()
 
     def close(self) -> None:
-        """Close the manager; the next use restores it again."""
+        """Close the manager; the next use restores it. No effect once the engine is closed, as in a forked child."""
+        if self._engine.context.closed:
+            return
         with self._lock:
             manager, self._manager = self._manager, None
         if manager is not None:
@@ -82,11 +85,9 @@ class _Channels:
 class Database:
     """Topics, queues, routers and channels of one directory. Every method may be called from any thread."""
 
-    def __init__(self, engine: Engine, *, threads: bool, limits: ChannelLimits | None, hook: Hook | None) -> None:
+    def __init__(self, engine: Engine, *, limits: ChannelLimits | None, hook: Hook | None) -> None:
         self._engine = engine
         self._channels = _Channels(engine, limits, hook)
-        if threads and engine.context.shards:
-            close_at_exit(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +293,7 @@ def open(
         settings=settings,
     )
     try:
-        return Database(Engine(opened, threads=threads), threads=threads, limits=channels, hook=hook)
+        return Database(Engine(opened, threads=threads), limits=channels, hook=hook)
     except BaseException:
         opened.abandon()
         raise

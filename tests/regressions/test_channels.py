@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
 
@@ -453,3 +456,23 @@ def test_a_damaged_message_of_a_sealed_segment_is_no_hole_that_a_pop_passes_over
     with pytest.raises(Corrupt):
         ann.pop()
     assert len(ann) == 1
+
+
+EXIT_WITHOUT_CLOSE = """
+import sys, tidelog
+def open_handles(path):
+    database = tidelog.open(path, sync_interval_ms=3_600_000)
+    return database.topic("t"), database.channel("!c@h", user="u@h").join(persist=True, message_flush_interval=60_000)
+topic, channel = open_handles(sys.argv[1])
+topic.append(b"1")
+channel.submit([b"accepted"], qos=0)
+"""
+
+
+def test_a_database_without_a_reference_is_closed_at_exit(tmp_path: Path) -> None:
+    """`Database` wraps the engine: its handles, and not the wrapper, keep the directory open until the exit."""
+    path = str(tmp_path / "data")
+    subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSE, path], check=True, timeout=60)
+    with tidelog.open(path) as database:
+        assert database.report.frames == 0, "the last checkpoint has everything"
+        assert [message.payload for message in database.channel("!c@h").history().messages] == [b"accepted"]

@@ -18,7 +18,7 @@ from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.interrupts import defer_signals_in
 from tidelog.engine import append, consistency, groups, retention, startup
 from tidelog.engine.append import Records
-from tidelog.engine.background import BackgroundThread, CheckpointScheduler, start_background_threads
+from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX, EngineContext
 from tidelog.engine.delete import parse_tag_match
@@ -112,6 +112,7 @@ class Engine:
             for shard in self._context.shards:
                 shard.start()
             self._router_manager = self._make_router_manager(threaded=True)
+            close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
@@ -513,18 +514,20 @@ class Engine:
         """Disk, directory, clock and settings, for the parts that are built on the engine."""
         return self._context
 
-    def start_background_task(self, task: str, step: Callable[[], object]) -> None:
-        """Run a step every `sync_interval_ms` in a thread of its own, until `close`; no effect without threads."""
-        if self._threads and not self._context.closing:
-            self._threads.append(
-                BackgroundThread(
-                    lambda: self._run_task(task, step),
-                    self._context.limits.sync_interval_ms,
-                    self._checkpoints.urgency,
-                    self.report.add_background_error,
-                    f"tidelog {task} {self._context.root}",
-                )
+    def start_background_task(self, task: str, step: Callable[[], object]) -> bool:
+        """Run a step every `sync_interval_ms` in a thread of its own, until `close`; return False without threads."""
+        if not self._threads or self._context.closing:
+            return False
+        self._threads.append(
+            BackgroundThread(
+                lambda: self._run_task(task, step),
+                self._context.limits.sync_interval_ms,
+                self._checkpoints.urgency,
+                self.report.add_background_error,
+                f"tidelog {task} {self._context.root}",
             )
+        )
+        return True
 
     def _flush_histories(self) -> None:
         """Write pending history steps of queues. A history that cannot be written waits and does not stop the
