@@ -428,8 +428,7 @@ EXCUSES = (
         "pipelines/table_formats/delta.py", "a wait", "a commit that met a foreign one is tried again after a pause"
     ),
     Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
-    Excuse("cli/worker.py", "a wait", "a worker runs until it is told to stop"),
-    Excuse("cli/pipeline.py", "a wait", "an export that goes on looks again after a while"),
+    Excuse("cli/command.py", "a wait", "worker and export run until a signal"),
     Excuse(
         "pipelines/table_formats/parquet_files.py",
         "the file system",

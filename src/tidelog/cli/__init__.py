@@ -1,1 +1,7 @@
-"""The command line: `tidelog topic …`, `tidelog check`, `tidelog log …`, and the guided tour of `make demo`."""
+"""The `tidelog` command line, one module per group of commands.
+
+Read `main` first: it builds the command line, runs one command and turns errors into exit codes. `command` declares
+commands and parses their values, `render` prints results, `target` opens the directory or the server that a command
+names. `topic`, `queue`, `worker`, `group`, `gaps`, `router` and `channel` work on a directory of topics, `serve`,
+`check`, `doctor` and `pipeline` on the whole of it, `log` on a segmented log.
+"""

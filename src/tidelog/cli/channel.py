@@ -418,9 +418,9 @@ exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 
 _FIRST_STEPS = """\
 start here:
-  $ tidelog channel create data '!team@example.org' --user ann@example.org
-  $ printf 'hello\\nworld\\n' | tidelog channel publish data '!team@example.org' --user ann@example.org
-  $ tidelog channel history data '!team@example.org'
+  $ tidelog channel create data '!room@example.org' --user ann@example.org
+  $ printf 'hello\\nworld\\n' | tidelog channel publish data '!room@example.org' --user ann@example.org
+  $ tidelog channel history data '!room@example.org'
 """
 
 
@@ -462,7 +462,7 @@ def _add_lists(subcommands: Commands) -> None:
         show,
         summary="show one channel: settings, members, access lists",
         description="Show what a channel is. Reads only; a writer may be at work.",
-        examples="tidelog channel show data '!team@example.org'",
+        examples="tidelog channel show data '!room@example.org'",
     )
     parser = _add_channel_command(
         subcommands,
@@ -472,8 +472,8 @@ def _add_lists(subcommands: Commands) -> None:
         description="Print messages, oldest first: the payload of each and a newline, or with --json one object\n"
         "a line: seq, ts_ms, sender, payload (payload_base64 where bytes are not UTF-8). Reads only; a writer may\n"
         "be at work.",
-        examples="tidelog channel history data '!team@example.org'\n"
-        "tidelog channel history data '!team@example.org' --newest 10 --json",
+        examples="tidelog channel history data '!room@example.org'\n"
+        "tidelog channel history data '!room@example.org' --newest 10 --json",
     )
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--from", type=parse_positive, dest="first", metavar="N", help="begin with this seq")
@@ -493,7 +493,7 @@ def _add_members(subcommands: Commands) -> None:
         description="Create a channel with its first member, who owns it; and the directory, where there is none. It\n"
         "persists and is of type pubsub unless --set changes it: max_clients, max_payload_size,\n"
         "max_persist_messages, message_flush_interval (ms), type=fifo.",
-        examples="tidelog channel create data '!team@example.org' --user ann@example.org\n"
+        examples="tidelog channel create data '!room@example.org' --user ann@example.org\n"
         "tidelog channel create data '!jobs@example.org' --user ann@example.org --set type=fifo",
     )
     _add_user_option(parser, "the user who creates and owns it")
@@ -506,7 +506,7 @@ def _add_members(subcommands: Commands) -> None:
             "name; with its last member, or a fifo channel's owner, the channel ends with all its messages.",
         ),
     ):
-        examples = f"tidelog channel {name} data '!team@example.org' --user bob@example.org"
+        examples = f"tidelog channel {name} data '!room@example.org' --user bob@example.org"
         parser = _add_channel_command(subcommands, name, run, summary=short, description=about, examples=examples)
         _add_user_option(parser, "whose membership it is")
         parser.add_argument("--by", metavar="OWNER", help="the owner, who does it for the user")
@@ -521,7 +521,7 @@ def _add_messages(subcommands: Commands) -> None:
         description="Publish each line of standard input, without its newline, as one message of a member. The seqs "
         "are\n"
         "printed when all is written; everything is on disk then, whatever the channel's interval is.",
-        examples="printf 'hello\\n' | tidelog channel publish data '!team@example.org' --user ann@example.org",
+        examples="printf 'hello\\n' | tidelog channel publish data '!room@example.org' --user ann@example.org",
     )
     _add_user_option(parser, "the member who publishes")
     add_line_options(parser, 100, "lines that share a sync")
@@ -537,8 +537,8 @@ def _add_administration(subcommands: Commands) -> None:
         "An\n"
         "empty list lets everybody; where users of a domain are listed, its bare domain counts for nothing.\n"
         "Without --user it is the operator who changes it.",
-        examples="tidelog channel acl data '!team@example.org' publish\n"
-        "tidelog channel acl data '!team@example.org' publish --add ann@example.org --add example.net",
+        examples="tidelog channel acl data '!room@example.org' publish\n"
+        "tidelog channel acl data '!room@example.org' publish --add ann@example.org --add example.net",
     )
     parser.add_argument("kind", choices=ACL_KINDS)
     for option, text in (("--add", "let this user or domain; repeatable"), ("--remove", "take it off; repeatable")):
@@ -552,7 +552,7 @@ def _add_administration(subcommands: Commands) -> None:
         description="End a channel, with its members, lists and messages, for good; also one that cannot be read any "
         "more.\n"
         "Without --user it is the operator who does.",
-        examples="tidelog channel delete data '!team@example.org'",
+        examples="tidelog channel delete data '!room@example.org'",
     )
     parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
 

@@ -39,7 +39,7 @@ def channel_run(run: Run) -> Run:
     return run
 
 
-def test_a_room_from_its_making_to_its_end(channel_run: Run) -> None:
+def test_channel_from_create_to_delete(channel_run: Run) -> None:
     code, out, _ = channel_run("join", "data", ROOM, "--user", BOB, "--json")
     assert (code, json.loads(out)["members"]) == (0, [ANN, BOB])
     assert channel_run("history", "data", ROOM)[1] == "hello\nworld\n"

@@ -93,7 +93,7 @@ def test_notes_are_shown_and_do_not_fail(run: Run) -> None:
     assert out.splitlines()[3].split()[:3] == ["note", "leftover", "topics/00000001/seg-0000000000000099.data"]
 
 
-def test_a_check_changes_nothing_and_tells_its_progress(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_changes_nothing_and_reports_progress(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(data(), 60)
     before = {path: path.read_bytes() for path in Path("d").rglob("*") if path.is_file()}
     told: list[tuple[int, int | None]] = []

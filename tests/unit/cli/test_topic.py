@@ -214,7 +214,7 @@ def test_ls_lists_topics_by_name(run: Run) -> None:
     assert run("ls", "d", "--prefix", "c") == (0, "0 topics, 0 records\n", "")
 
 
-def test_show_tells_of_records_segments_and_what_became_of_the_others(run: Run) -> None:
+def test_show_prints_records_segments_and_missing_seqs(run: Run) -> None:
     fill(t={"records": [b"x"] * 20, "cap_records": 10})
     assert run("delete", "d", "t", "--before", 13)[0] == 0
     code, out, err = run("show", "d", "t")
@@ -433,7 +433,7 @@ def test_the_timeout_of_follow_counts_from_the_last_record(run: Run, monkeypatch
         assert run("follow", "d", "t", "--timeout", 1) == (0, "1\n2\n3\n4\n", "")
 
 
-def test_follow_does_with_a_gap_what_it_is_told(run: Run) -> None:
+def test_follow_handles_a_gap_by_on_gap(run: Run) -> None:
     fill(t={"records": [b"%d" % number for number in range(1, 6)], "cap_records": 2})
     words = ("follow", "d", "t", "--timeout", 0)
     said = refused(run(*words))

@@ -309,7 +309,7 @@ def test_expiry_takes_the_active_segment_too_and_keeps_the_numbering(
     assert again.append(b"next") == first_seq + 5
 
 
-def test_a_young_segment_protects_what_lies_behind_it(open_log: Opener, clock: ManualClock) -> None:
+def test_young_segment_protects_all_later_ones(open_log: Opener, clock: ManualClock) -> None:
     """G128. Method: the clock stands still for the first segment and the active one is old: a prefix, no more."""
     log = open_log()
     grow(log, clock, 3)
@@ -362,9 +362,7 @@ def test_expiry_of_an_empty_log_is_nothing(open_log: Opener, clock: ManualClock,
 # By seq.
 
 
-def test_what_lies_below_a_seq_is_dropped_by_whole_segments(
-    open_log: Opener, clock: ManualClock, first_seq: int
-) -> None:
+def test_drop_below_drops_only_complete_segments(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     log = open_log()
     grow(log, clock)
     assert log.drop_below(first_seq + 3).segments == 1, "the second one still holds something"

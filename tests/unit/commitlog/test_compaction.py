@@ -425,7 +425,7 @@ def test_damage_stops_it_before_anything_is_dropped(
     assert log.append(b"still works") == log.highest - 1
 
 
-def test_a_key_that_cannot_be_told_stops_it_before_anything_is_dropped(
+def test_key_error_stops_compaction_before_anything_is_dropped(
     open_log: Opener, clock: ManualClock, disk: SimDisk
 ) -> None:
     log = open_log()

@@ -125,7 +125,7 @@ def test_a_config_cannot_be_changed() -> None:
         config.sync = "each"  # type: ignore[misc]
 
 
-def test_the_overflow_is_half_a_segment_unless_told_otherwise() -> None:
+def test_overflow_is_half_a_segment_by_default() -> None:
     assert LogConfig(segment_bytes_max=1_000).overflow_bytes == 500
     assert LogConfig(segment_bytes_max=1_000, segment_overflow_bytes=7).overflow_bytes == 7
     assert LogConfig(segment_bytes_max=1_000, segment_overflow_bytes=0).overflow_bytes == 0

@@ -94,7 +94,7 @@ def test_renumbering_brings_a_log_to_the_start_of_its_layout(open_log: Opener, c
 @pytest.mark.parametrize(
     ("to", "lost"), [("rustlog", {"node", "tag", "meta"}), ("laminar", {"node", "tag"}), ("narwhal", {"tag", "meta"})]
 )
-def test_a_column_without_room_is_refused_by_name_unless_it_is_dropped_on_purpose(
+def test_column_that_the_target_cannot_store_is_refused_unless_dropped(
     open_log: Opener, to: str, lost: set[str]
 ) -> None:
     log = open_log()
@@ -114,7 +114,7 @@ def test_a_column_without_room_is_refused_by_name_unless_it_is_dropped_on_purpos
 
 
 @pytest.mark.parametrize("codec", ["tide"])
-def test_a_column_that_nobody_uses_is_in_nobodys_way(open_log: Opener) -> None:
+def test_unused_column_does_not_prevent_a_conversion(open_log: Opener) -> None:
     log = open_log()
     log.append_many([b"a", b"b"], tag=[b"", b""])
     assert [record.data for record in convert(log, "copy", "rustlog")] == [b"a", b"b"]

@@ -481,7 +481,7 @@ def test_the_clock_jumps(row: str, outcome: str, jump: str, clock: ManualClock) 
 # Bits that flip. Where a layout can tell, it tells; where it cannot, that is written down here.
 
 
-def told(log: SegmentedLog, seq: int) -> bool:
+def is_refused_as_damage(log: SegmentedLog, seq: int) -> bool:
     """Whether reading this record is refused as damage."""
     try:
         log.read(seq)
@@ -637,7 +637,7 @@ def test_a_flipped_bit_of_an_index_that_can_be_made_again_hides_nothing(
 
 
 @pytest.mark.parametrize("row", ["R5"], ids=["R5-BF"])
-def test_a_flipped_bit_of_the_checkpoint_harms_nobody(row: str, clock: ManualClock) -> None:
+def test_flipped_bit_of_the_checkpoint_is_harmless(row: str, clock: ManualClock) -> None:
     """G109. Text has no checksum: a changed digit reads as another number, anything else as no checkpoint."""
     bench = Bench(row, clock)
     disk = bench.machine()
@@ -665,7 +665,7 @@ def test_every_cell_has_a_test() -> None:
 # Faults that are no cell of the matrix: the same for every codec.
 
 
-def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, disk: SimDisk, first_seq: int) -> None:
+def test_full_device_refuses_writes_until_space_is_free(open_log: Opener, disk: SimDisk, first_seq: int) -> None:
     """G25, G100. Method: real capacity, not a planned failure; the device fills up at every possible byte."""
     log = open_log()
     log.append(b"before")
@@ -693,7 +693,7 @@ def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, di
 
 
 @pytest.mark.parametrize("codec", ["rustlog", "laminar", "narwhal"])  # tide's index is late, see below
-def test_a_side_file_without_room_takes_the_record_back(
+def test_full_disk_at_a_side_file_rolls_the_record_back(
     open_log: Opener, disk: SimDisk, index_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G100, G118."""
@@ -711,7 +711,7 @@ def test_a_side_file_without_room_takes_the_record_back(
     assert [record.data[:1] for record in again] == [b"x", b"z"]
 
 
-def test_a_late_index_without_room_stops_the_seal_and_nothing_else(disk: SimDisk) -> None:
+def test_full_disk_at_a_deferred_index_stops_only_the_seal(disk: SimDisk) -> None:
     """G29, G66: the index of tide's active segment is written when it is sealed, and derived again where it is not."""
     log = SegmentedLog.open("log", "tide", disk=disk, sync="batch")
     log.append_many([b"a", b"b"])
@@ -730,7 +730,7 @@ def test_a_late_index_without_room_stops_the_seal_and_nothing_else(disk: SimDisk
         assert not again.report.damage
 
 
-def test_an_index_that_is_behind_is_caught_up_in_silence(disk: SimDisk) -> None:
+def test_short_index_is_completed_without_a_report(disk: SimDisk) -> None:
     """G66: what a killed process leaves of a late index is nothing to report."""
     log = SegmentedLog.open("log", "tide", disk=disk, sync="batch")
     log.append_many([b"a", b"b"])

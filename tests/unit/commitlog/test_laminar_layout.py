@@ -273,7 +273,7 @@ def test_no_checksum_wider_than_its_32_bits_is_accepted() -> None:
     assert laminar_layout.scan_records(content(0, b"", b"x"), entries, 0).reason == "checksum"
 
 
-def test_a_base_without_room_for_its_records_is_bad() -> None:
+def test_base_too_large_for_its_records_is_bad() -> None:
     contents = [content(0, b"x", b"")]
     for base in ((1 << 63) - 1, (1 << 64) - 1, -1):
         walk = laminar_layout.scan_records(contents[0], entries_of(indexed(contents)), base)
@@ -337,7 +337,7 @@ def test_metadata_of_another_width_may_hold_anything_where_the_width_is_known() 
     assert laminar_layout.count_stored_seqs(b"".join(wide), np.array([0, 14, 28]), np.arange(3)) == (0, 3)
 
 
-def test_a_marker_written_twice_is_told_from_a_hole() -> None:
+def test_marker_written_twice_is_distinguished_from_a_hole() -> None:
     for base in (0, 7):
         contents = [content(base, b"", b"first"), content(base + 1, b"", b"second")]
         store, marker = b"".join(contents), laminar_layout.encode_marker(base)

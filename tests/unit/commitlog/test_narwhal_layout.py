@@ -226,7 +226,7 @@ def many(draw: st.DrawFn) -> tuple[bytes, Ints]:
 
 @thorough
 @given(many(), st.data())
-def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: st.DataObject) -> None:
+def test_scan_of_runs_equals_the_plain_scan(log: tuple[bytes, Ints], data: st.DataObject) -> None:
     buf, starts = bytearray(log[0]), log[1]
     match data.draw(st.sampled_from(["whole", "changed", "cut", "wrong start", "missing starts", "partly"])):
         case "changed":
@@ -248,7 +248,7 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
     assert everything(scan_runs(narwhal_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
-def test_the_index_of_a_long_log_gives_lanes_that_are_used() -> None:
+def test_index_of_a_long_log_gives_runs_that_are_used() -> None:
     buf = narwhal_layout.encode(1, 5, [b"x" * (i % 200) for i in range(5000)], b"n")
     rows = scan_records(narwhal_layout.LAYOUT, buf).rows
     index = narwhal_layout.read_index(
@@ -265,7 +265,7 @@ def test_the_index_of_a_long_log_gives_lanes_that_are_used() -> None:
 
 
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
-def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
+def test_starts_that_cannot_be_runs_are_harmless(starts: list[int]) -> None:
     for buf in (written([(1, 0, b"", b"abc")]), b""):
         expected = scan_records(narwhal_layout.LAYOUT, buf, starts[0] if starts else 0)
         assert everything(scan_runs(narwhal_layout.LAYOUT, buf, np.array(starts, np.int64))) == everything(expected)
@@ -279,7 +279,7 @@ def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
         assert everything(scan_runs(narwhal_layout.LAYOUT, buf, wrong)) == everything(expected), wrong[[0, -1]]
 
 
-def test_a_node_over_the_limit_is_bad_in_a_lane_too() -> None:
+def test_node_over_the_limit_is_bad_in_a_run_too() -> None:
     log = [(i + 1, 0, b"n" * 511 if i == 50 else b"", b"") for i in range(100)]
     buf = written(log)
     starts = np.array([len(written(log[:i])) for i in range(100)], np.int64)

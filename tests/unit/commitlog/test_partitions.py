@@ -204,7 +204,7 @@ def test_a_reader_cannot_make_a_topic(data: PartitionedLog, disk: SimDisk, clock
     assert disk.digest() == before
 
 
-def test_a_reader_of_nothing_is_told_so(disk: SimDisk, clock: ManualClock) -> None:
+def test_open_for_reading_of_a_missing_root_raises_not_found(disk: SimDisk, clock: ManualClock) -> None:
     with pytest.raises(NotFound):
         opened(disk, clock, read_only=True)
     assert disk.tree() == {}

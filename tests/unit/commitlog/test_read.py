@@ -179,7 +179,7 @@ def test_an_iteration_ends_with_what_was_there_when_it_began(open_log: Opener) -
     assert [record.data for record in log] == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_reader_whose_records_are_dropped_is_told_and_not_moved_along(open_log: Opener) -> None:
+def test_reader_of_dropped_records_gets_out_of_range(open_log: Opener) -> None:
     log = open_log()
     for data in (b"a", b"b", b"c"):
         log.append(data)
@@ -243,7 +243,7 @@ def test_a_time_is_found_in_a_log_of_one_empty_segment_too(
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
-def test_a_time_is_found_behind_what_compaction_took(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
+def test_seek_time_finds_a_record_after_compacted_ones(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     log = open_log()
     times = []
     for data in (b"k", b"k", b"x", b"k"):

@@ -60,7 +60,7 @@ def settled(open_log: Opener, disk: SimDisk) -> bool:
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog"])  # the others reserve room in their indexes
-def test_zeros_behind_a_file_beside_the_data_are_cut(
+def test_zeros_after_a_side_file_are_cut(
     open_log: Opener, disk: SimDisk, codec: str, data_path: Names, first_seq: int
 ) -> None:
     """As a crash leaves it where a file was made longer and its bytes did not reach the disk."""
@@ -111,7 +111,7 @@ def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\0" * 600, b"\xff" * 9, b"garbage that is no record at all " * 4])
-def test_bytes_behind_the_last_record_are_cut(
+def test_bytes_after_the_last_record_are_cut(
     open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, tail: bytes
 ) -> None:
     """G97, G126. Method: what a crash in the middle of a write may leave; only what is not zeros is worth keeping."""
@@ -436,7 +436,7 @@ def test_sealed_damage_changes_no_byte_and_is_found_again(
 
 
 @pytest.mark.parametrize("codec", ["narwhal"])
-def test_a_sealed_segment_that_ends_early_is_told_with_file_place_and_last_good_record(
+def test_sealed_segment_that_ends_early_is_reported_with_file_byte_and_seqs(
     open_log: Opener, disk: SimDisk, data_path: Names
 ) -> None:
     """G148. Method: this design reads every sealed record when it opens."""
@@ -469,7 +469,7 @@ def test_a_sealed_segment_that_lost_its_end_serves_what_is_left(
 
 @pytest.mark.parametrize("codec", ["tide"])
 @pytest.mark.parametrize("left", [0, 3])
-def test_a_footer_tells_of_whole_records_that_the_data_lost(
+def test_footer_shows_complete_records_that_the_data_lost(
     open_log: Opener, disk: SimDisk, data_path: Names, left: int
 ) -> None:
     """Nothing else does where there is no manifest: what is left of the data reads to its end."""
@@ -601,7 +601,7 @@ def test_a_flipped_byte_under_an_open_log_is_never_served(
 
 
 @pytest.mark.parametrize("base", ["sealed", "active"])
-def test_what_an_interrupted_step_left_behind_is_swept(
+def test_leftovers_of_an_interrupted_step_are_swept(
     open_log: Opener, disk: SimDisk, codec: str, first_seq: int, base: str
 ) -> None:
     """G103, G112."""
@@ -905,7 +905,7 @@ def test_a_data_file_that_cannot_be_read_stops_the_opening_and_nothing_is_change
     assert [record.data for record in open_log()] == datas
 
 
-def test_a_good_log_has_nothing_to_tell(open_log: Opener) -> None:
+def test_report_of_a_good_log_is_empty(open_log: Opener) -> None:
     written(open_log())
     report = open_log().report
     assert (report.clean, report.lines()) == (True, [])

@@ -248,7 +248,7 @@ def many(draw: st.DrawFn) -> tuple[bytes, Ints]:
 
 @thorough
 @given(many(), st.data())
-def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: st.DataObject) -> None:
+def test_scan_of_runs_equals_the_plain_scan(log: tuple[bytes, Ints], data: st.DataObject) -> None:
     buf, starts = bytearray(log[0]), log[1]
     match data.draw(st.sampled_from(["whole", "changed", "cut", "wrong start", "missing starts", "partly"])):
         case "changed":
@@ -270,7 +270,7 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
     assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
-def test_lanes_are_really_used_where_they_are_worth_it() -> None:
+def test_runs_are_used_where_they_are_worth_it() -> None:
     """Method: offer the starts of a sound log and count how often its lengths are asked for."""
     log = [(i, 0, b"x" * (i % 7)) for i in range(100 * vectorized.RUNS_PER_STEP_MIN)]
     buf = written(log)
@@ -290,7 +290,7 @@ def test_lanes_are_really_used_where_they_are_worth_it() -> None:
     assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts)) == everything(full)
 
 
-def test_more_lanes_than_go_abreast_are_found_in_order() -> None:
+def test_more_runs_than_are_followed_at_once_are_found_in_order() -> None:
     buf = written([(i, 0, bytes(i % 5)) for i in range(5000)])
     full = scan_records(rustlog_layout.LAYOUT, buf)
     crcs = rustlog_layout.read_crcs(rustlog_layout.encode_crcs(buf, full.rows))
@@ -301,7 +301,7 @@ def test_more_lanes_than_go_abreast_are_found_in_order() -> None:
     assert (walk.end, walk.reason) == (full.rows.frame_pos[4321], "checksum")
 
 
-def test_one_lane_longer_than_all_others_does_not_make_the_walk_slow() -> None:
+def test_one_long_run_does_not_make_the_scan_slow() -> None:
     """Method: count the steps until the lanes are given up."""
     count = 20_000
     steps = 0
@@ -317,7 +317,7 @@ def test_one_lane_longer_than_all_others_does_not_make_the_walk_slow() -> None:
 
 
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
-def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
+def test_starts_that_cannot_be_runs_are_harmless(starts: list[int]) -> None:
     buf = written([(0, 0, b"abc")])
     expected = scan_records(rustlog_layout.LAYOUT, buf, starts[0] if starts else 0)
     assert everything(scan_runs(rustlog_layout.LAYOUT, buf, ints(starts))) == everything(expected)
@@ -345,7 +345,7 @@ def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
             assert everything(scan_runs(rustlog_layout.LAYOUT, log, wrong)) == everything(expected), wrong[[0, -1]]
 
 
-def test_a_length_over_the_limit_is_bad_in_a_lane_too() -> None:
+def test_length_over_the_limit_is_bad_in_a_run_too() -> None:
     log = [(i, 0, bytes(LIMIT + 1) if i == 50 else b"") for i in range(100)]
     buf = written(log)
     starts = np.arange(100, dtype=np.int64) * 20

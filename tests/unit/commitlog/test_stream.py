@@ -142,7 +142,7 @@ def test_an_empty_stream_is_an_empty_record(
 
 
 @pytest.mark.parametrize("codec", ["laminar"])
-def test_with_no_room_but_for_the_head_only_an_empty_stream_fits(open_log: Opener, disk: SimDisk) -> None:
+def test_only_an_empty_stream_fits_into_the_space_of_a_header(open_log: Opener, disk: SimDisk) -> None:
     """G117."""
     log = open_log(segment_bytes_max=HEAD["laminar"], segment_overflow_bytes=0)
     before = tree(disk)

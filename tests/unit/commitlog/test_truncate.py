@@ -88,7 +88,7 @@ def test_a_truncated_index_has_one_marker_and_contiguous_positions(open_log: Ope
 
 
 @pytest.mark.parametrize("mark", range(12))
-def test_segments_behind_the_mark_leave_no_file(open_log: Opener, disk: SimDisk, first_seq: int, mark: int) -> None:
+def test_truncated_segments_leave_no_file(open_log: Opener, disk: SimDisk, first_seq: int, mark: int) -> None:
     """G124."""
     log = open_log()
     three_segments(log)

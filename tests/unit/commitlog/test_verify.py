@@ -107,7 +107,7 @@ def test_without_checksums_exactly_data_and_times_are_not_covered(
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
-def test_an_index_that_can_be_made_again_is_no_damage_but_is_told(
+def test_index_that_can_be_rebuilt_is_a_note_and_no_damage(
     log: SegmentedLog, disk: SimDisk, index_path: Names, first_seq: int
 ) -> None:
     """G101."""
@@ -146,7 +146,7 @@ def test_a_missing_data_file_is_damage(log: SegmentedLog, disk: SimDisk, data_pa
     assert not verdict.ok
 
 
-def test_an_unfinished_write_is_told_and_is_no_damage(
+def test_unfinished_write_is_a_note_and_no_damage(
     log: SegmentedLog, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     log.close()
@@ -189,7 +189,7 @@ def test_an_inspection_has_a_line_per_segment(log: SegmentedLog, codec: str, fir
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
-def test_an_inspection_tells_of_a_rebuilt_index(
+def test_inspect_reports_a_rebuilt_index(
     log: SegmentedLog, open_log: Opener, disk: SimDisk, index_path: Names, first_seq: int
 ) -> None:
     log.close()

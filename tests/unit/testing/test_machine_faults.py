@@ -146,11 +146,11 @@ def test_short_writes_still_arrive_whole_in_several_operations() -> None:
 # A full disk.
 
 
-def test_a_full_disk_takes_what_fits_and_works_again_when_there_is_room() -> None:
+def test_full_disk_takes_what_fits_and_works_again_when_space_is_free() -> None:
     disk = prepared()
     disk.capacity_bytes = 10
     file = disk.open("d/a", "write")
-    with pytest.raises(OSError, match="room for 10") as failed:
+    with pytest.raises(OSError, match="capacity of 10") as failed:
         file.write(3, b"0123456789")
     assert failed.value.errno == errno.ENOSPC
     assert disk.read_file("d/a") == b"old0123456"
@@ -162,7 +162,7 @@ def test_a_full_disk_takes_what_fits_and_works_again_when_there_is_room() -> Non
     assert disk.read_file("d/a") == b"new overwrxyz"
 
 
-def test_removing_and_cutting_make_room() -> None:
+def test_remove_and_truncate_free_space() -> None:
     disk = prepared()
     disk.capacity_bytes = 3
     file = disk.open("d/b", "create")
