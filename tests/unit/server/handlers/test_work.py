@@ -241,14 +241,14 @@ def test_a_worker_waits_for_time_and_does_not_poll(monkeypatch: pytest.MonkeyPat
             looks += 1
             return plain(queue)
 
-        monkeypatch.setattr(QueueOperations, "counts", counts)
+        monkeypatch.setattr(Queue, "counts", counts)
         async with working(world, tap):
             await tap.until(1)
             assert now_s() - began == pytest.approx(600.001, abs=0.002)
             assert looks <= 15
             assert passes.sizes == [1, 1]
             assert tap.frames[-1].count(b'"deliveries":2') == 1
-        monkeypatch.setattr(QueueOperations, "counts", plain)
+        monkeypatch.setattr(Queue, "counts", plain)
 
     play(scenario)
 
