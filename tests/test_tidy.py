@@ -211,7 +211,7 @@ LAYERS: dict[str, set[str]] = {
     "client": {"api_types", "engine", *_STORAGE},  # of the disk the hooks of a fork, of the engine the text of JSON
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
-    "spark": {"client", "database", "engine", "commitlog", *_STORAGE},
+    "spark": {"client", "api_types", "database", "engine", "commitlog", *_STORAGE},
     "pipelines": {"spark", "client", "database", "channels", "engine", "disk", *_LEAVES},
 }
 _BELOW = set(LAYERS)
@@ -422,8 +422,8 @@ EXCUSES = (
     ),
     Excuse("server/push/watch_sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/sink_backends.py", "a wait", "queries that write into one directory take turns"),
-    Excuse("spark/http_client.py", "a wait", "a server that is away is asked again after a pause"),
-    Excuse("spark/http_client.py", "chance", "tasks that lost the server together do not come back together"),
+    Excuse("client/http.py", "a wait", "a server that is away is asked again after a pause"),
+    Excuse("client/http.py", "chance", "tasks that lost the server together do not come back together"),
     Excuse(
         "pipelines/table_formats/delta.py", "a wait", "a commit that met a foreign one is tried again after a pause"
     ),

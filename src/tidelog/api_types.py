@@ -1,4 +1,4 @@
-"""Bodies of `/v0` requests, as both sides of the contract see them, and opaque cursors.
+"""The `/v0` contract, as server and client see it: bodies of requests, limits, errors, and opaque cursors.
 
 Types are strict (no 1.0 for 1, no null where the contract has none); unknown fields are ignored. A record's data stays
 the bytes that arrived: it is checked to be JSON and not decoded. The OpenAPI document is generated from these types and
@@ -17,6 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+
+from tidelog import errors
 
 T = TypeVar("T")
 JSON_NULL: Final = Raw(b"null")
@@ -393,6 +395,50 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise BadBody(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise BadBody("the body is nested too deep") from None
+
+
+# ── errors ────────────────────────────────────────────────────────────────────────────────────────
+
+# The detail of an error response: attributes of the error, and arguments of its class.
+ERROR_FIELDS: Final[Mapping[type[errors.Error], tuple[str, ...]]] = {
+    errors.TopicFull: ("topic", "cap_records", "cap_bytes", "head_seq", "earliest_seq"),
+    errors.TopicNotFound: ("topic",),
+    errors.NotAQueue: ("topic",),
+    errors.NotEmpty: ("topic", "count"),
+    errors.GroupNotFound: ("topic", "group"),
+    errors.CursorConflict: ("topic", "group", "seq", "position", "head_seq"),
+    errors.BatchConflict: ("topic", "writer", "number", "newest"),
+    errors.RouterNotFound: ("router",),
+    errors.ChannelNotFound: ("channel",),
+    errors.NotMember: ("channel", "user"),
+    errors.AlreadyMember: ("channel", "user"),
+    errors.ChannelFull: ("channel", "limit"),
+    errors.WrongType: ("channel", "type", "wanted"),
+    errors.NotPersistent: ("channel",),
+    errors.FifoEmpty: ("channel",),
+    errors.FifoFull: ("channel", "limit"),
+    errors.CursorLost: ("channel", "reason"),
+    errors.ChannelOffline: ("channel", "reason"),
+}
+_ERRORS_BY_CODE: Final[Mapping[str, type[errors.Error]]] = {kind.code: kind for kind in ERROR_FIELDS}
+_PLAIN_ERRORS: Final = {kind.code: kind for kind in (errors.Forbidden, errors.Rejected, errors.HookFailed)}
+
+
+def error_from_wire(code: str, message: str, detail: Mapping[str, Any]) -> errors.Error | None:
+    """The error of the embedded engine that a server returned; None for a code that is no error of topics or
+    channels."""
+    if code in _PLAIN_ERRORS:
+        return _PLAIN_ERRORS[code](message)
+    kind: Any = _ERRORS_BY_CODE.get(code)
+    if kind is None:
+        return None
+    fields = {name: detail.get(name, "") for name in ERROR_FIELDS[kind]}
+    if kind not in (errors.CursorConflict, errors.BatchConflict):
+        error: errors.Error = kind(**fields)
+        return error
+    conflict: errors.Error = kind(**fields, reason="")
+    conflict.args = (message,)
+    return conflict
 
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────

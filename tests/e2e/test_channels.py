@@ -12,9 +12,9 @@ import pytest
 from tests.contract_http.server import Server
 
 from tidelog import errors
+from tidelog.api_types import error_from_wire
 from tidelog.cli.main import main
 from tidelog.client import Client, RemoteChannel
-from tidelog.client.http import channel_error
 from tidelog.server.errors import api_error_from
 
 ROOM, JOBS, ANN, BOB = "!room@example.org", "!jobs@example.org", "ann@example.org", "bob@example.org"
@@ -137,7 +137,7 @@ EVERY: list[errors.Error] = [
 def test_an_error_comes_out_of_the_client_as_it_went_into_the_server(error: errors.Error) -> None:
     problem = api_error_from(error)
     assert problem.code == error.code, "one code, on the wire and in a program"
-    again = channel_error(problem.code, problem.message, problem.detail or {})
+    again = error_from_wire(problem.code, problem.message, problem.detail or {})
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 

@@ -1,4 +1,8 @@
-"""A small client of a Tidelog server: blocking, and nothing to install for it."""
+"""Blocking client of a Tidelog server, without dependencies of its own.
+
+`http` has the HTTP client with retries, streams and error mapping: read it first. `queue` and `channel` have the
+methods of their embedded counterparts. The CLI, Spark sources and sinks and pipelines use the same client.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[shell] A channel of a server, with the verbs of one in this process, as one of its users or as the operator."""
+"""A channel of a server, with the methods of an embedded one, as one of its users or as the operator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urllib.parse import quote, urlencode
 from tidelog.client.http import Client
 from tidelog.errors import Forbidden
 
-KEY_USER: Final = object()  # the user that the key is
+KEY_USER: Final = object()  # the user of the key
 _CHANNELS_PAGE_SIZE: Final = 1_000
 _MEMBERS_PAGE_SIZE: Final = 100
 
 
 class RemoteMessage(NamedTuple):
-    """One message, the same for all who receive it."""
+    """One message."""
 
     channel: str
     seq: int
@@ -26,8 +26,12 @@ class RemoteMessage(NamedTuple):
 
 
 class RemoteChannel:
-    """One channel at the other end of a client. `user`: None is the operator, which takes a key with the scope admin;
-    leave it out to be whoever the key is."""
+    """One channel of a server.
+
+    Args:
+        user: the user to act as; by default the user of the key. None: the operator, which needs the scope admin.
+        token: the user's token, where the server has an authentication hook.
+    """
 
     def __init__(self, client: Client, name: str, user: object = KEY_USER, token: str | None = None) -> None:
         self._client, self.name = client, name
@@ -40,39 +44,38 @@ class RemoteChannel:
             self._identity_query["user_token"] = token
 
     def _path(self, verb: str = "", **query: object) -> str:
-        asked = self._identity_query | {name: str(value) for name, value in query.items() if value is not None}
-        rest = f"?{urlencode(asked)}" if asked else ""
+        parameters = self._identity_query | {name: str(value) for name, value in query.items() if value is not None}
+        rest = f"?{urlencode(parameters)}" if parameters else ""
         return f"/v0/channels/{quote(self.name, safe='')}{verb}{rest}"
 
     def configure(self, **config: object) -> dict[str, Any]:
-        """Make it, or change its settings."""
+        """Create the channel, or change its settings."""
         return self._client.put(self._path(), config)
 
     def state(self) -> dict[str, Any]:
         return self._client.get(self._path())
 
     def delete(self) -> bool:
-        """End it, with its messages."""
+        """Delete the channel with its messages."""
         return bool(self._client.delete(self._path())["deleted"])
 
     def join(self, user: str | None = None, *, config: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Become a member, of a channel that is made with `config` where there is none; with `user`, make somebody else
-        one."""
+        """Become a member, or add `user`. Creates a channel that does not exist, with `config`."""
         return self._client.post(self._path("/join"), {"user": user, "config": dict(config or {})})
 
     def leave(self, user: str | None = None) -> dict[str, Any]:
-        """End the membership; with `user`, that of somebody else."""
+        """End the membership, or that of `user`."""
         return self._client.post(self._path("/leave"), {"user": user})
 
     def members(self) -> list[str]:
-        """All of them, by name."""
-        found: list[str] = []
+        """All members, by name."""
+        names: list[str] = []
         page = 1
         while True:
-            told = self._client.get(self._path("/members", page=page, page_size=_MEMBERS_PAGE_SIZE))
-            found += told["members"]
-            if not told["members"] or len(found) >= told["total"]:
-                return found
+            response = self._client.get(self._path("/members", page=page, page_size=_MEMBERS_PAGE_SIZE))
+            names += response["members"]
+            if not response["members"] or len(names) >= response["total"]:
+                return names
             page += 1
 
     def acl(self) -> dict[str, list[str]]:
@@ -85,14 +88,14 @@ class RemoteChannel:
         return listed
 
     def publish(self, payloads: Sequence[bytes], *, qos: int = 1) -> dict[str, Any]:
-        """Say something. An answer that is lost is InDoubt: the history tells."""
+        """Publish messages. Without a response it raises InDoubt; the history shows whether they were published."""
         messages = [{"payload_base64": b64encode(payload).decode()} for payload in payloads]
         return self._client.post(self._path("/publish"), {"messages": messages, "qos": qos})
 
     def history(self, **bounds: int | None) -> tuple[list[RemoteMessage], int, int]:
-        """A page, where the next one begins, and the last seq there is."""
-        told = self._client.get(self._path("/history", **bounds))
-        return [_parse_message(message) for message in told["messages"]], told["next_seq"], told["last_seq"]
+        """A page of messages, the seq at which the next one begins, and the last seq."""
+        response = self._client.get(self._path("/history", **bounds))
+        return [_parse_message(message) for message in response["messages"]], response["next_seq"], response["last_seq"]
 
     def push(self, payload: bytes) -> int:
         body = {"payload_base64": b64encode(payload).decode()}
@@ -108,8 +111,8 @@ class RemoteChannel:
 
 
 def list_remote_channels(client: Client) -> tuple[list[dict[str, Any]], dict[str, str], object]:
-    """Every channel of a server, what cannot be read, and as whom that was asked: the operator where the key may be it,
-    else the user that it is, and its own channels."""
+    """All channels of a server, the unreadable ones, and the `user` to read them as: None (the operator) where the key
+    has the scope admin, else KEY_USER, which lists the user's own channels."""
     try:
         rows = list(_list_channels(client, "&operator=true"))
         unreadable = client.get("/v0/channels?page_size=1&operator=true")["unreadable"]

@@ -1,4 +1,4 @@
-"""[shell] A queue of a server, with the verbs of one in this process: claim, ack, nack, extend."""
+"""A queue of a server, with the methods of an embedded one: claim, ack, nack, extend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEASE_TOKEN_PREFIX: Final = "lease_"
 
 
 class RemoteJob(NamedTuple):
-    """One job, as a claimer got it."""
+    """One leased job."""
 
     seq: int
     lease_id: int
@@ -29,7 +29,7 @@ class RemoteJob(NamedTuple):
 
 
 class RemoteAckResult(NamedTuple):
-    """What an ack or a nack came to, with the counts of the queue after it."""
+    """The result of an ack or a nack, with the counts of the queue after it."""
 
     count: int  # type: ignore[assignment]  # hides a method of tuples
     skipped: list[int]  # not held by that node, or not under that lease
@@ -44,28 +44,27 @@ class RemoteExtendResult(NamedTuple):
 
 
 class RemoteQueue:
-    """A queue at the other end of a client. Every method may be called from any thread.
+    """A queue of a server. Every method may be called from any thread.
 
-    `claim`, `ack`, `nack` and `extend` answer as a queue of this process does, so a `tidelog.Worker` takes either.
+    `claim`, `ack`, `nack` and `extend` return what an embedded queue returns, so a `tidelog.Worker` takes either.
     """
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[RemoteJob]:
-        """Lease up to so many jobs. A claim whose answer is lost is asked again: its leases run out."""
+        """Lease up to `most` jobs. A claim without a response is repeated: the leases of the first one expire."""
         body = {"node": node, "max": most, "lease_ms": lease_ms}
-        found = self._post("/claim", body)["claimed"]
-        return [_parse_job(job) for job in found]
+        return [_parse_job(job) for job in self._post("/claim", body)["claimed"]]
 
     def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> RemoteAckResult:
-        """They are done. Jobs or seqs; of jobs the lease is named too."""
+        """Remove finished jobs: jobs, which are checked by their leases, or seqs."""
         return _ack_result("acked", self._post("/ack", {"node": node, **_seqs_and_tokens(jobs, lease_ids)}))
 
     def nack(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, delay_ms: int = 0
     ) -> RemoteAckResult:
-        """Others may have them, at once or after a while."""
+        """Return jobs to the queue, at once or after a delay."""
         return _ack_result(
             "nacked", self._post("/nack", {"node": node, **_seqs_and_tokens(jobs, lease_ids), "delay_ms": delay_ms})
         )
@@ -73,26 +72,26 @@ class RemoteQueue:
     def extend(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, *, lease_ms: int
     ) -> RemoteExtendResult:
-        """Hold them longer, from now on."""
+        """Extend the leases, from now on."""
         done = self._post("/extend", {"node": node, **_seqs_and_tokens(jobs, lease_ids), "lease_ms": lease_ms})
         deadlines = {int(seq): deadline_ms for seq, deadline_ms in done["deadlines"].items()}
         return RemoteExtendResult(done["extended"], done["skipped"], deadlines)
 
     def put(self, records: Iterable[dict[str, Any]], *, key: str | None = None) -> dict[str, Any]:
-        """Append jobs: each a record of the wire, `{"data": …}`, perhaps with run_at_ms, delay_ms or priority."""
+        """Append jobs: JSON records `{"data": …}`, optionally with run_at_ms, delay_ms or priority."""
         body = {"records": list(records), "idempotency_key": key, "create": False}
         return self._client.post(topic_path(self.name), body, retry_safe=key is not None)
 
     def state(self) -> dict[str, Any]:
-        """What it is and holds."""
+        """Describe the queue."""
         return self._client.get(topic_path(self.name, "?touch=false"))
 
     def history(self, from_seq: int, limit: int) -> dict[str, Any]:
-        """What happened to its jobs, oldest first."""
+        """Read the events of its jobs, oldest first."""
         return self._client.get(topic_path(self.name, f"/history?from_seq={from_seq}&limit={limit}"))
 
     def redrive(self, **options: Any) -> dict[str, Any]:
-        """Of a dead-letter topic: put its records back."""
+        """Move the records of a dead-letter topic back into their queues."""
         return self._client.post(topic_path(self.name, "/redrive"), options)
 
     def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _parse_job(fields: dict[str, Any]) -> RemoteJob:
 
 
 def _seqs_and_tokens(jobs: Sequence[Any], lease_ids: Sequence[int | None] | None) -> dict[str, Any]:
-    """Seqs, and the tokens that fence them where they are known."""
+    """The seqs, and the lease tokens where they are known."""
     if lease_ids is None:
         lease_ids = [None if isinstance(job, int) else job.lease_id for job in jobs]
     seqs = [job if isinstance(job, int) else job.seq for job in jobs]

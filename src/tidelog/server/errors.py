@@ -1,4 +1,4 @@
-"""Errors on the wire: one envelope, one table from our error tree to statuses and codes.
+"""Errors of the API: one envelope, and the status of each code. `api_types.ERROR_FIELDS` has the details.
 
 {"error":{"code":"topic_not_found","message":"…","detail":{"topic":"jobs"}}}
 """
@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tidelog import errors
+from tidelog.api_types import ERROR_FIELDS
 from tidelog.errors import Error
 from tidelog.http.interface import Headers, Response
 
@@ -63,47 +64,21 @@ STATUS_BY_CODE: Final = {
 }
 _CODE_BY_STATUS: Final = {status: code for code, status in reversed(STATUS_BY_CODE.items())}
 
-# Most specific first; an error of none of these is ours.
+# For errors whose own code is none of the wire. The first match counts; any other error is internal.
 _CODE_BY_ERROR: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.TooLarge, "record_too_large"),
-    (errors.BatchTooLarge, "batch_too_large"),
-    (errors.TopicFull, "topic_full"),
-    (errors.TopicNotFound, "topic_not_found"),
-    (errors.NotAQueue, "not_a_queue"),
-    (errors.GroupNotFound, "group_not_found"),
-    (errors.CursorConflict, "cursor_conflict"),
-    (errors.BatchConflict, "batch_conflict"),
-    (errors.RouterNotFound, "router_not_found"),
-    (errors.ChannelNotFound, "channel_not_found"),
-    (errors.NotFound, "not_found"),
-    (errors.NotMember, "not_a_member"),
-    (errors.Forbidden, "forbidden"),
-    (errors.AlreadyMember, "user_in_channel"),
-    (errors.ChannelFull, "channel_full"),
-    (errors.WrongType, "wrong_type"),
-    (errors.NotPersistent, "persistence_not_enabled"),
-    (errors.Rejected, "rejected"),
-    (errors.FifoEmpty, "queue_empty"),
-    (errors.FifoFull, "queue_full"),
-    (errors.HookFailed, "hook_failed"),
-    (errors.CursorLost, "cursor_recovery_required"),
-    (errors.ChannelOffline, "channel_offline"),
-    (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
-    (errors.RouterCycle, "router_cycle"),
     (errors.Closed, "shutting_down"),
     (errors.Forked, "internal"),
     (errors.ReadOnly, "internal"),
     (errors.NewerFormat, "internal"),
     (errors.Refused, "invalid_request"),
-    (errors.Throttled, "throttled"),
     (errors.Busy, "throttled"),
-    (errors.DiskFull, "disk_full"),
 )
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error response."""
 
     def __init__(
         self,
@@ -127,67 +102,31 @@ class ApiError(Exception):
 
 
 def api_error_from(error: Error) -> ApiError:
-    """What a client is told of an error of the engine: what happened, whether it was written, what to do."""
-    code = next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), "internal")
+    """The response for an error of the engine: what happened, whether it was written, what to do."""
+    code = error.code
+    if code not in STATUS_BY_CODE:
+        code = next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), "internal")
     return ApiError(code, str(error) or type(error).__name__, _error_detail(error))
 
 
 def api_error_for_status(status: int, message: str) -> ApiError:
-    """For what the HTTP layer refuses by itself."""
+    """The error for a request that the HTTP layer refuses."""
     return ApiError(_CODE_BY_STATUS.get(status, "invalid_request"), message, status=status)
 
 
 def _error_detail(error: Error) -> dict[str, Any] | None:
+    fields = next((fields for kind, fields in ERROR_FIELDS.items() if isinstance(error, kind)), None)
+    if fields is not None:
+        return {name: getattr(error, name) for name in fields}
     match error:
-        case errors.TopicFull():
-            return {
-                "topic": error.topic,
-                "cap_records": error.cap_records,
-                "cap_bytes": error.cap_bytes,
-                "head_seq": error.head_seq,
-                "earliest_seq": error.earliest_seq,
-            }
-        case errors.TopicNotFound() | errors.NotAQueue():
-            return {"topic": error.topic}
-        case errors.GroupNotFound():
-            return {"topic": error.topic, "group": error.group}
-        case errors.CursorConflict():
-            return {
-                "topic": error.topic,
-                "group": error.group,
-                "seq": error.seq,
-                "position": error.position,
-                "head_seq": error.head_seq,
-            }
-        case errors.BatchConflict():
-            return {
-                "topic": error.topic,
-                "writer": error.writer,
-                "number": error.number,
-                "newest": error.newest,
-            }
-        case errors.RouterNotFound():
-            return {"router": error.router}
         case errors.RouterCycle():
             return {"cycle": error.cycle}
-        case errors.NotEmpty():
-            return {"topic": error.topic, "count": error.count}
         case errors.TopicExists():
             return error.detail if "router" in error.detail else {"topic": error.topic, **error.detail}
-        case errors.NotMember() | errors.AlreadyMember():
-            return {"channel": error.channel, "user": error.user}
-        case errors.ChannelFull() | errors.FifoFull():
-            return {"channel": error.channel, "limit": error.limit}
-        case errors.WrongType():
-            return {"channel": error.channel, "type": error.type, "wanted": error.wanted}
-        case errors.ChannelNotFound() | errors.NotPersistent() | errors.FifoEmpty():
-            return {"channel": error.channel}
-        case errors.CursorLost() | errors.ChannelOffline():
-            return {"channel": error.channel, "reason": error.reason}
         case errors.Throttled():
             return {"limit": error.limit, "max": error.max}
         case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():
-            # The contract has one code for all of these; what a client must know is whether to send it again.
+            # The contract has one code for all of these; the client needs to know whether to repeat the write.
             return {"reason": error.code, "written": error.written}
         case _:
             return None
