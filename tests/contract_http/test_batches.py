@@ -168,7 +168,7 @@ def test_a_body_that_cannot_be_understood_is_told_of_by_whoever_kept_nothing_of_
     reply = api.request("PUT", target, b"not coded at all", [ARROW, ("Content-Encoding", "gzip")])
     message = expect_error(reply, 400, "invalid_request")["message"]
     assert message.startswith("the body is not gzip")
-    assert message.endswith("nothing of the chunk was kept, send it again")
+    assert message.endswith("nothing of the chunk was stored, send it again")
 
 
 def test_a_restart_remembers(tmp_path: Path, topic: str) -> None:

@@ -1,12 +1,12 @@
-"""[shell] Numbered batches over HTTP: chunks are staged by many, one request makes a batch of them.
+"""Numbered batches over HTTP: several writers stage chunks, and one request appends them as a batch.
 
-    PUT    …/staging/{chunk}      an Arrow stream, kept beside the data until it is published or swept
-    DELETE …/staging/{owner}      everything that an owner has staged
+    PUT    …/staging/{chunk}      an Arrow stream, stored beside the data until it is published or deleted
+    DELETE …/staging/{owner}      all chunks of an owner
     POST   …/batches              {"writer","number","sum","query_id","chunks"} → one range of seqs, once; in parts
                                   where it is more than one commit takes
-    GET    …/batches?writer=      what a writer has written last
+    GET    …/batches?writer=      the last batches of a writer
 
-The chunks of a topic are told from those of another by its name in front of theirs, as a hash.
+The file name of a chunk starts with a hash of its topic's name, so that topics share no chunk.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ async def stage_chunk(context: RequestContext) -> Response:
     An Arrow stream with data and optionally tag, node, meta and json. Readers see the records after a batch is made
     of the chunk. An unused chunk is deleted after a week.
     """
-    name, pieces = _topic_chunk_name(context, check_chunk_name(context.path_names[1])), context.request.body_stream
-    if pieces is None:
+    name, body_stream = _topic_chunk_name(context, check_chunk_name(context.path_names[1])), context.request.body_stream
+    if body_stream is None:
         raise ApiError("unsupported_media_type", f"a chunk is {ARROW.decode()}; nothing was written, set Content-Type")
     staging, work = _staging_area(context), context.service.run_blocking
 
@@ -69,13 +69,13 @@ async def stage_chunk(context: RequestContext) -> Response:
 
     upload = await work(begin)
     try:
-        await _copy_upload(context, upload, pieces)
+        await _copy_upload(context, upload, body_stream)
         chunk = await work(upload.finish)
     except (ClientDisconnected, BodyError) as error:
         await work(upload.abandon)
-        broken = error if isinstance(error, BodyError) else BodyError(400, "the body broke off")
+        body_error = error if isinstance(error, BodyError) else BodyError(400, "the body is incomplete")
         raise api_error_for_status(
-            broken.status, f"{broken.reason}; nothing of the chunk was kept, send it again"
+            body_error.status, f"{body_error.reason}; nothing of the chunk was stored, send it again"
         ) from error
     except BaseException:
         await work(upload.abandon)
@@ -84,19 +84,19 @@ async def stage_chunk(context: RequestContext) -> Response:
 
 
 async def _copy_upload(context: RequestContext, upload: StagedUpload, body_stream: AsyncIterator[bytes]) -> None:
-    held: list[bytes] = []
+    pieces: list[bytes] = []
     size = 0
     async for piece in body_stream:
         context.check_key()
-        held.append(piece)
+        pieces.append(piece)
         size += len(piece)
-        assert context.exchange is not None, "a call that reached its handler has one"
+        assert context.exchange is not None, "a request in its handler has an exchange"
         context.exchange.keep_body(size)
         if size >= _UPLOAD_STEP_BYTES:
-            await context.service.run_blocking(partial(upload.write, held))
-            held, size = [], 0
-    if held:
-        await context.service.run_blocking(partial(upload.write, held))
+            await context.service.run_blocking(partial(upload.write, pieces))
+            pieces, size = [], 0
+    if pieces:
+        await context.service.run_blocking(partial(upload.write, pieces))
 
 
 @operation("clearStaging", response=responses.StagingCleared, errors=("invalid_request",))
@@ -128,12 +128,14 @@ async def publish_batch(context: RequestContext) -> Response:
     body = context.decode_body(_put_decoder)
     if not body.chunks:
         raise BadInput("a numbered batch has at least one chunk; nothing was written")
-    if len({one.chunk for one in body.chunks}) < len(body.chunks):
-        raise BadInput("a chunk is named twice; nothing was written, name each chunk of the batch once")
+    if len({chunk.chunk for chunk in body.chunks}) < len(body.chunks):
+        raise BadInput("a chunk is listed twice; nothing was written, list each chunk of the batch once")
     service, staging = context.service, _staging_area(context)
     chunks = [
-        StagedChunk(_topic_chunk_name(context, check_chunk_name(one.chunk)), one.rows, one.bytes, int(one.sum, 16))
-        for one in body.chunks
+        StagedChunk(
+            _topic_chunk_name(context, check_chunk_name(chunk.chunk)), chunk.rows, chunk.bytes, int(chunk.sum, 16)
+        )
+        for chunk in body.chunks
     ]
 
     def work() -> PublishResult:
@@ -141,7 +143,7 @@ async def publish_batch(context: RequestContext) -> Response:
         batch = BatchId(body.writer, body.number, body.checksum_words, body.query_id)
         return producer_batches.publish_batch(service.engine, staging, context.topic, batch, chunks)
 
-    await service.wait_caught_up()  # a batch is up to 1 GiB, which stays in memory until a checkpoint
+    await service.wait_caught_up()  # a batch of up to 1 GiB stays in memory until a checkpoint
     context.check_key()
     published = await service.run_blocking(work)
     done, created = published.appended, published.created
@@ -172,7 +174,7 @@ async def list_batches(context: RequestContext) -> Response:
     """List the last batches of a writer."""
     writer = context.query.text("writer")
     if not writer:
-        raise ApiError("invalid_request", "writer is missing: whose batches? Nothing was read")
+        raise ApiError("invalid_request", "writer is missing; nothing was read, name the writer")
     topic = context.get_topic()
     rows = [
         responses.BatchRow(number, batch.first, batch.last, api_types.PutBatch.checksum_hex(batch.sum), batch.query_id)

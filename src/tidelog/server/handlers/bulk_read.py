@@ -1,17 +1,15 @@
-"""[shell] Many records at once, in and out, as Arrow or as lines of JSON.
+"""Bulk reads: all records after a seq, as one stream of JSON lines or Arrow batches.
 
-    GET  …/records      application/x-ndjson                   one record a line, and a last line:
+    GET  …/records      application/x-ndjson                   one record per line, and a last line:
                                                                {"$end":{"next_from_seq","head_seq","earliest_seq",
                                                                "gap","gaps","counts"}}
-                        application/vnd.apache.arrow.stream    what is known at the start in the schema's metadata,
-                                                               the rest in the custom metadata of a last batch
-                                                               without rows
-    POST …              the same two, cut into atomic batches: see `intake`
+                        application/vnd.apache.arrow.stream    the same fields: those known at the start in the schema's
+                                                               metadata, the others in the custom metadata of a last
+                                                               batch without rows
 
-A stream that ends without its last line, or without its last batch, was cut off: what came is good, and the seq of
-the last record is where to go on. Memory holds two chunks of records a reader, however long the stream is: one is
-made while the other is on its way. Chunks start small and grow while the reader takes them, and nothing is made for one
-that reads nothing.
+A stream without its last line, or without its last batch, is incomplete: the records are good, and the reader continues
+after the last seq. A reader needs memory for two chunks of records, however long the stream is: one is encoded while
+the other is sent. Chunks start small and grow while the reader takes them; nothing is encoded for a reader that stalls.
 """
 
 from __future__ import annotations
@@ -95,20 +93,20 @@ async def read_records(context: RequestContext) -> Stream:
     to_seq = None if query.text("to_seq") is None else clamp_seq(query.number("to_seq", SEQ_MAX))
     limit = query.number("limit", 0) or SEQ_MAX
     nodes, show = _excluded_nodes(context.request.query), _shown_fields(context)
-    look = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=wants_strong_read(context))
-    scan = await service.run_blocking(look)
+    start_scan = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=wants_strong_read(context))
+    scan = await service.run_blocking(start_scan)
     if kind == ARROW:
-        about = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap_json(scan)}
-        made = _arrow_chunks(scan, show, about)
+        metadata = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap_json(scan)}
+        chunks = _arrow_chunks(scan, show, metadata)
     else:
-        made = _ndjson_chunks(scan, show)
+        chunks = _ndjson_chunks(scan, show)
 
     slot = StreamSlot(service, context.principal)
 
     async def run(sink: Sink) -> None:
         try:
             with slot.open():
-                await _send_chunks(service, sink, scan, made)
+                await _send_chunks(service, sink, scan, chunks)
         finally:
             service.metrics.count_read(topic.name, scan.counts.rows, gap=scan.gap is not None)
 
@@ -116,50 +114,50 @@ async def read_records(context: RequestContext) -> Stream:
 
 
 class ResizableScan(Protocol):
-    """A pass whose chunk size can be set."""
+    """A scan whose chunk size can be set."""
 
     def set_chunk_bytes(self, size: int) -> None: ...
 
 
 async def _send_chunks(service: Service, sink: Sink, scan: ResizableScan, chunks: Iterator[list[bytes]]) -> None:
-    """Write chunks that are made in a thread, the next one while the last one is on its way. What is ready and not
-    written counts as held for the peer."""
+    """Write chunks that a thread encodes, the next one while the last one is sent. Encoded bytes that are not written
+    yet count as memory of this client."""
 
-    def make(size: int) -> asyncio.Future[list[bytes] | None]:
+    def encode_next(size: int) -> asyncio.Future[list[bytes] | None]:
         scan.set_chunk_bytes(size)
         return asyncio.ensure_future(service.run_blocking(lambda: next(chunks, None)))
 
     size = _CHUNK_BYTES_FIRST
     await sink.wait_ready()
-    making = make(size)
+    encoding = encode_next(size)
     try:
-        while (pieces := await making) is not None:
-            held, is_ahead = sum(map(len, pieces)), False
+        while (pieces := await encoding) is not None:
+            unwritten_bytes, is_ahead = sum(map(len, pieces)), False
             pieces.reverse()
             while pieces:
-                held -= len(pieces[-1])
+                unwritten_bytes -= len(pieces[-1])
                 sink.write(pieces.pop())
-                sink.reserve(held + size if is_ahead else held)
+                sink.reserve(unwritten_bytes + size if is_ahead else unwritten_bytes)
                 await sink.drain()
                 if not is_ahead and sink.pending_bytes <= _READ_AHEAD_BELOW_BYTES and not sink.is_under_pressure:
                     is_ahead, size = True, min(2 * size, _CHUNK_BYTES_MAX)
-                    making = make(size)
+                    encoding = encode_next(size)
             if not is_ahead:
                 await sink.wait_ready()
-                making = make(size)
+                encoding = encode_next(size)
     finally:
         sink.reserve(0)
-        if not making.cancel() and not making.cancelled():
-            making.exception()  # retrieved: its reader has left
+        if not encoding.cancel() and not encoding.cancelled():
+            encoding.exception()  # retrieved: the client has disconnected
 
 
 def _negotiate_format(context: RequestContext) -> bytes:
-    """What the reader takes: as the query says, or else as its Accept header does; lines where it says nothing."""
-    named = context.query.text("format")
-    if named is not None:
-        if named not in _FORMATS:
-            raise ApiError("invalid_request", f"format is arrow or ndjson, not {named[:80]!r}; nothing was read")
-        return _FORMATS[named]
+    """The media type: that of the query, else the best of the Accept header, else NDJSON."""
+    format = context.query.text("format")
+    if format is not None:
+        if format not in _FORMATS:
+            raise ApiError("invalid_request", f"format is arrow or ndjson, not {format[:80]!r}; nothing was read")
+        return _FORMATS[format]
     header = (context.request.header(b"accept") or b"").strip()
     if not header:
         return NDJSON
@@ -172,7 +170,7 @@ def _negotiate_format(context: RequestContext) -> bytes:
             best, chosen = weight, kind
     if not chosen:
         known = " or ".join(sorted(kind.decode() for kind in BULK_CONTENT_TYPES))
-        raise ApiError("not_acceptable", f"records go out as {known}; nothing was read, accept one of them")
+        raise ApiError("not_acceptable", f"records are sent as {known}; nothing was read, accept one of them")
     return chosen
 
 
@@ -187,15 +185,15 @@ def _quality(parameters: list[bytes]) -> float:
 
 
 def _excluded_nodes(query: str) -> ExcludedNodes:
-    """Whose records are left out. Split before it is decoded, so that a name may have a comma in it."""
-    given = (pair.partition("=") for pair in query.split("&"))
-    values = [value for name, _, value in given if unquote_plus(name) == "node"]
+    """Nodes whose records are not sent. Split before decoding, so that a name may contain a comma."""
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    values = [value for name, _, value in pairs if unquote_plus(name) == "node"]
     names = (unquote_plus(name) for value in values for name in value.split(","))
     return frozenset(name.encode("utf-8", "surrogatepass") for name in names if name)
 
 
 def _shown_fields(context: RequestContext) -> FieldSelection:
-    """Everything, unless it is asked not to be: this is how a topic is copied."""
+    """All fields by default: this is how a topic is copied."""
     flag = context.query.flag
     return FieldSelection(
         data=flag("include_data", True), tags=flag("include_tags", True), meta=flag("include_meta", True)
@@ -207,7 +205,7 @@ def _gap_json(scan: BulkScan) -> dict[str, Any] | None:
 
 
 def _end_json(scan: BulkScan) -> dict[str, Any]:
-    """What is known once the last record was sent."""
+    """The fields of `$end`."""
     return {
         "next_from_seq": scan.next_from_seq,
         "head_seq": scan.head_seq,
@@ -219,7 +217,7 @@ def _end_json(scan: BulkScan) -> dict[str, Any]:
 
 
 def _ndjson_chunks(scan: BulkScan, show: FieldSelection) -> Iterator[list[bytes]]:
-    yield from map(_split_text, scan.iter_json_lines(show))  # a loop would hold each of them until the next
+    yield from map(_split_text, scan.iter_json_lines(show))  # a loop variable would keep each chunk until the next
     yield [_encode({"$end": _end_json(scan)}) + b"\n"]
 
 
@@ -232,31 +230,31 @@ def _arrow_chunks(scan: BulkScan, show: FieldSelection, metadata: dict[str, Any]
     columns = [name for name in SCHEMA.names if hidden.get(name, True)]
     start = {**metadata, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
     schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_arrow_metadata(start))
-    spout = _ArrowSink()
-    with pa.ipc.new_stream(spout, schema) as writer:
+    sink = _ArrowSink()
+    with pa.ipc.new_stream(sink, schema) as writer:
 
-        def written(batch: pa.RecordBatch) -> list[bytes]:
+        def encode(batch: pa.RecordBatch) -> list[bytes]:
             writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
-            return spout.take_chunks()
+            return sink.take_chunks()
 
-        yield from map(written, scan.iter_arrow_batches())
-        nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
-        writer.write_batch(nothing, custom_metadata=_arrow_metadata(_end_json(scan)))
-    yield spout.take_chunks()
+        yield from map(encode, scan.iter_arrow_batches())
+        empty = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
+        writer.write_batch(empty, custom_metadata=_arrow_metadata(_end_json(scan)))
+    yield sink.take_chunks()
 
 
 def _split_parts(parts: Iterable[bytes | pa.Buffer]) -> list[bytes]:
-    """The parts back to back, in pieces that are handed to the peer one at a time; copied once."""
+    """Join the parts and split them into pieces of one write; copied once."""
     pieces: list[list[memoryview]] = [[]]
-    room = _WRITE_STEP_BYTES
+    space = _WRITE_STEP_BYTES
     for part in parts:
         view = memoryview(part)
         while len(view):
-            if not room:
+            if not space:
                 pieces.append([])
-                room = _WRITE_STEP_BYTES
-            pieces[-1].append(view[:room])
-            view, room = view[room:], max(room - len(view), 0)
+                space = _WRITE_STEP_BYTES
+            pieces[-1].append(view[:space])
+            view, space = view[space:], max(space - len(view), 0)
     return [b"".join(piece) for piece in pieces]
 
 

@@ -1,30 +1,20 @@
-"""What a feed hands on: records that are one batch, and where in the body they came from.
+"""Streamed writes: JSON lines or Arrow batches of any length, split into atomic batches while they arrive.
 
-[hot] Lines of JSON → batches.
+    pieces ──► reader: lines or Arrow messages ──► batch ──► submitted in order ──► outcome
+                                                   └ at most 4 MiB or 10 000 records; a few in flight at a time
 
-    {"data":{"sku":"A"},"tag":"order-7"}⏎      a record, as in a plain write
-    {"$seq":7,"$ts":…,"$tag":"t","data":1}⏎     as a read gives it: `$tag` and `$node` are taken over
-    {"$end":{…}}⏎                               the last line of a read, and nothing else in it: passed
-    {"sku":"A"}⏎                                with `raw`: the line is the data, whatever it says
+Each batch is atomic, the stream is not: an error has the number of records that were written before it. Batches depend
+on the content of the stream and never on its pieces, so a retry with the same Idempotency-Key is split the same: batch
+n has the key `<key>:<n>`, and batches that were written before are not written again.
 
-A batch is as many whole lines as fit 4 MiB and the limit of records: the same lines give the same batches,
-whatever pieces they came in.
+    {"data":{"sku":"A"},"tag":"order-7"}⏎      a record, as in a JSON write
+    {"$seq":7,"$ts":…,"$tag":"t","data":1}⏎     a record of a read: `$tag` and `$node` are used
+    {"$end":{…}}⏎                               the last line of a read, with no other field: skipped
+    {"sku":"A"}⏎                                with `raw`: the line is the data
 
-[hot] An Arrow IPC stream, as it comes → batches.
-
-pyarrow reads from files and has no way to be fed, so messages are told apart here and handed to it whole. The bytes
-come from outside: `formats/arrow_ipc.py` checks what a message claims to be before anything of it is decoded.
-
-Columns are text or bytes, not dictionaries, runs or views: those can stand for far more than they weigh.
-
-[shell] A write without an end: a streamed body, cut into batches that are written as it comes.
-
-    pieces ──► feed: lines or Arrow messages ──► batch ──► staged in order ──► outcome
-                                                 └ at most 4 MiB or 10 000 records; a few under way at a time
-
-Each batch is atomic, the stream is not: an error in the middle tells exactly what was written before it. Batches
-are cut by what the stream says and never by how it came, so a retry with the same Idempotency-Key cuts it the same:
-batch n has the key `<key>:<n>`, and what was written before is not written again.
+pyarrow reads only from files, so messages of an Arrow stream are separated here and passed to it whole.
+`formats/arrow_ipc.py` checks the metadata of a message before anything of it is decoded. Columns are text or bytes, not
+dictionaries, runs or views: these can decode to far more than their size.
 """
 
 from __future__ import annotations
@@ -63,8 +53,8 @@ STREAM_BATCH_BYTES_MAX: Final = 4 << 20
 
 class StreamBatch(NamedTuple):
     batch: Batch | ArrowBatch
-    position: dict[str, int]  # {"line": n} or {"batch": n}, from 1: where it begins
-    has_schedule: bool = False  # says when some of them may run: only a queue can do that
+    position: dict[str, int]  # {"line": n} or {"batch": n}, from 1: its first line or batch
+    has_schedule: bool = False  # only for queues
 
 
 _END_LINE_PREFIX: Final = b'{"$end":'
@@ -74,7 +64,7 @@ _object_decoder = api_types.json_decoder(dict[str, msgspec.Raw])
 
 
 class NdjsonRecord(RecordToWrite):
-    """A record to be written, or one that was read and is written again."""
+    """A record to write, or a record of a read."""
 
     own_tag: str | None = msgspec.field(default=None, name="$tag")
     own_node: str | None = msgspec.field(default=None, name="$node")
@@ -87,13 +77,13 @@ class NdjsonBatchReader:
     def __init__(self, limits: EngineConfig, now_ms: Callable[[], int], *, raw: bool) -> None:
         self._limits, self._now_ms, self._is_raw = limits, now_ms, raw
         self._bytes_max = max(STREAM_BATCH_BYTES_MAX, 2 * limits.record_bytes_max)
-        self._lines, self._start = b"", 0  # lines that wait to be cut begin there
-        self._pieces: list[bytes] = []  # pieces that came after them
-        self._line_ends: Ints | None = None  # where lines of `_whole` end, while there are more than fit a batch
+        self._lines, self._start = b"", 0  # lines that are not in a batch yet, from this offset
+        self._pieces: list[bytes] = []  # pieces after them
+        self._line_ends: Ints | None = None  # ends of lines, while there are more than fit a batch
         self.next_batch_bytes = 0
         self._line_count = 0
         self._ended = False
-        self._lines_taken = 0  # lines that were cut off
+        self._lines_taken = 0  # lines of earlier batches
         self._line_number = 1
 
     @property
@@ -106,7 +96,7 @@ class NdjsonBatchReader:
 
     @property
     def claimed(self) -> int:
-        return 0  # at most `_bytes_max` of lines, in one of the threads of the service
+        return 0  # at most `_bytes_max` of lines, in a thread
 
     @property
     def is_decoded(self) -> bool:
@@ -143,7 +133,7 @@ class NdjsonBatchReader:
                     record.tag = record.own_tag if record.tag is None else record.tag
                     record.node = record.own_node if record.node is None else record.node
         self._line_number = numbers[0]
-        # Without the line ends, so that records without a blank are taken as they are.
+        # Without line ends, so that records without blanks need no copy.
         body = chunk.replace(b"\n", b"")
         try:
             scheduled = move_schedule_to_meta(records, self._now_ms())
@@ -177,7 +167,7 @@ class NdjsonBatchReader:
         return whole[start:end]
 
     def _records(self, lines: Iterable[tuple[int, bytes]], *, ascii: bool) -> tuple[list[int], list[RecordToWrite]]:
-        """The records of these lines, and the number of each one's line."""
+        """The records of these lines, and their line numbers."""
         numbers: list[int] = []
         records: list[RecordToWrite] = []
         for number, line in lines:
@@ -189,7 +179,7 @@ class NdjsonBatchReader:
                 continue
             try:
                 if not ascii:
-                    line.decode()  # data stays as it came: it was looked at as JSON, not as UTF-8
+                    line.decode()  # data is stored as it arrived: the decoder did not check its UTF-8
                 record = RecordToWrite(_raw_decoder.decode(line)) if self._is_raw else _line_decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 self._line_number = number
@@ -200,7 +190,7 @@ class NdjsonBatchReader:
         return numbers, records
 
     def _raise_bad_line(self, line: bytes) -> None:
-        """Say what is wrong with a line, in the words of every other body."""
+        """Raise the error of a line, with the messages of any other body."""
         try:
             if self._is_raw:
                 api_types.decode_body(_raw_decoder, line)
@@ -210,7 +200,7 @@ class NdjsonBatchReader:
             raise BadInput(f"line {self._line_number}: {error}; nothing was written") from None
 
     def _raise_bad_record(self, numbers: list[int], records: list[RecordToWrite], body: bytes) -> None:
-        """Find the record that the batch was refused for."""
+        """Raise the error of the first bad record of a batch."""
         for number, record in zip(numbers, records, strict=True):
             self._line_number = number
             move_schedule_to_meta([record], self._now_ms())
@@ -218,13 +208,13 @@ class NdjsonBatchReader:
 
 
 def _split_lines(chunk: bytes, first: int) -> tuple[int, Iterable[tuple[int, bytes]]]:
-    """How many lines there are, and those of them that may be records, each with its number.
+    """The number of lines, and those that may be records, each with its number.
 
     Blank ones are left out without looking at each of them: they compress to nothing, so that a peer can send millions.
     """
     if b"\n\n" not in chunk and not _BLANK_LINES.search(chunk):
         lines = chunk.split(b"\n")
-        lines.pop()  # what is behind the last line end: nothing
+        lines.pop()  # the text after the last line end: empty
         return len(lines), enumerate(lines, first)
     if chunk.isspace():
         return chunk.count(b"\n"), ()
@@ -237,11 +227,11 @@ def _split_lines(chunk: bytes, first: int) -> tuple[int, Iterable[tuple[int, byt
 
 
 def _is_end_line(line: bytes) -> bool:
-    """Whether this is the last line of a read. What has other fields, too, is somebody's record."""
+    """Whether this is the last line of a read. A line with other fields is a record."""
     try:
         return len(_object_decoder.decode(line)) == 1
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # it is complained about as a record
+        return False  # raises as a record
 
 
 _BINARY_TYPES: Final = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
@@ -255,7 +245,7 @@ _COLUMN_TYPES: Final = {
     "data": _BINARY_TYPES,
     **dict.fromkeys(("tag", "node", "meta"), (*_BINARY_TYPES, pa.null())),
     "json": (pa.bool_(),),
-    **dict.fromkeys(("seq", "ts"), _INTEGER_TYPES),  # what a read gives and a write assigns anew
+    **dict.fromkeys(("seq", "ts"), _INTEGER_TYPES),  # fields of a read that a write assigns
 }
 
 
@@ -263,11 +253,11 @@ class ArrowBatchReader:
     def __init__(self, limits: EngineConfig, message_bytes_max: int, expansion: ExpansionCounter) -> None:
         self._limits, self._message_bytes_max, self._expansion = limits, message_bytes_max, expansion
         self._buffer = bytearray()
-        self._needed_bytes = arrow_ipc.HEAD.size  # bytes until something more is known
-        self._message_kind = 0  # of the message at the front, once its metadata is here
-        self._decoded_bytes = 0  # bytes that it will take when it is decoded, once all of it is here
+        self._needed_bytes = arrow_ipc.HEAD.size  # bytes until the next decision
+        self._message_kind = 0  # of the first message, once its metadata has arrived
+        self._decoded_bytes = 0  # bytes that it decodes to, once all of it has arrived
         self._stream_ended = False
-        self._pending_error: Exception | None = None  # of the message at the front, for the next `take`
+        self._pending_error: Exception | None = None  # of the first message, for the next `take`
         self._schema: pa.Schema | None = None
         self._batches: deque[pa.RecordBatch] = deque()
         self._batch_number = 0
@@ -278,7 +268,7 @@ class ArrowBatchReader:
 
     @property
     def next_batch_bytes(self) -> int:
-        """Bytes that the next `take` works on: decoded ones."""
+        """Decoded bytes of the next `take`."""
         if self._batches:
             return int(self._batches[0].nbytes)
         return max(min(self._needed_bytes, len(self._buffer)), self._decoded_bytes)
@@ -310,11 +300,11 @@ class ArrowBatchReader:
 
     def finish(self) -> None:
         if self._buffer or self._schema is None:
-            raise BadInput("the Arrow stream is cut off; nothing was written of what is missing, send it whole")
+            raise BadInput("the Arrow stream is incomplete; nothing was written of the missing part, send it whole")
 
     def _inspect_front(self) -> None:
-        """Look at the message at the front. What is wrong with it is raised when it is taken: the batch before it is
-        written, however much of the stream has come."""
+        """Check the first message. Its error is raised when it is taken, so that the batch before it is written however
+        much of the stream has arrived."""
         try:
             self._parse_front()
         except (BadInput, ApiError) as error:
@@ -323,10 +313,10 @@ class ArrowBatchReader:
             self._pending_error = error.with_traceback(None)
 
     def _parse_front(self) -> None:
-        """Find out how long the message at the front is, and once it is here what it claims to be."""
+        """Find the length of the first message and, once it has arrived, check its metadata."""
         while not self._message_kind and len(self._buffer) >= self._needed_bytes:
             if self._stream_ended:
-                raise BadInput("there are bytes behind the end of the Arrow stream; nothing was written")
+                raise BadInput("there are bytes after the end of the Arrow stream; nothing was written")
             size = arrow_ipc.metadata_bytes(self._buffer)
             if not size:
                 self._stream_ended, self._needed_bytes = True, 1
@@ -345,7 +335,7 @@ class ArrowBatchReader:
             self._decoded_bytes = self._measure_front()
 
     def _measure_front(self) -> int:
-        """Bytes of the batch at the front when it is decoded, and of what is then made of its rows."""
+        """Bytes of the first batch when it is decoded, and of the records built from it."""
         assert self._schema is not None, "batches come after it"
         self._batch_number += 1
         with memoryview(self._buffer) as held, held[: self._needed_bytes] as message:
@@ -403,7 +393,7 @@ def _oversized_error(error: DecodedTooLarge) -> ApiError:
 
 
 def _split_batch(batch: pa.RecordBatch, count_max: int) -> list[pa.RecordBatch]:
-    """A batch in parts that are small enough to be written at once."""
+    """Split a batch into parts that fit one commit."""
     columns = [batch.column(name) for name in ("data", "meta") if name in batch.schema.names]
     ends = np.cumsum(sum(_value_lengths(column) for column in columns))
     marks = [0]
@@ -415,30 +405,28 @@ def _split_batch(batch: pa.RecordBatch, count_max: int) -> list[pa.RecordBatch]:
 
 
 def _value_lengths(column: pa.Array) -> Ints:
-    import pyarrow.compute as pc  # late: it takes long, and few servers are asked for this
+    import pyarrow.compute as pc  # a slow import that few servers need
 
     made: Ints = pc.fill_null(pc.binary_length(column.cast(pa.large_binary())), 0).to_numpy(zero_copy_only=False)
     return made
 
 
 T = TypeVar("T")
-_BATCHES_IN_FLIGHT_MAX: Final = (
-    3  # batches between staged and acknowledged: one at the disk, one waiting, one being made
-)
-_INLINE_DECODE_BYTES_MAX: Final = 64 << 10  # less than this is decoded where it is: a change of threads costs more
-_INLINE_CALL_BYTES_MIN: Final = 1 << 10  # what a call costs at least, however small the message is
-_STREAM_KEY_BYTES_MAX: Final = 240  # room for the batch's number behind it
+_BATCHES_IN_FLIGHT_MAX: Final = 3  # batches in flight: one at the disk, one waiting, one being built
+_INLINE_DECODE_BYTES_MAX: Final = 64 << 10  # smaller parts are decoded on the loop: a thread switch costs more
+_INLINE_CALL_BYTES_MIN: Final = 1 << 10  # the least cost of a call, however small the message is
+_STREAM_KEY_BYTES_MAX: Final = 240  # leaves space for the batch number
 
 
 class BatchReader(Protocol):
-    """Pieces of a body in, batches out. `where` says what of the body is being looked at."""
+    """Turns pieces of a body into batches."""
 
     @property
     def position(self) -> dict[str, int]: ...
 
     @property
     def next_batch_bytes(self) -> int:
-        """Bytes that wait to be cut."""
+        """Bytes that are in no batch yet."""
         ...
 
     @property
@@ -448,7 +436,7 @@ class BatchReader(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the body that are kept."""
+        """Bytes of the body in memory."""
         ...
 
     @property
@@ -464,11 +452,11 @@ class BatchReader(Protocol):
     def feed(self, piece: bytes) -> None: ...
 
     def finish(self) -> None:
-        """There are no more pieces. Raises where what came is not whole."""
+        """The body has ended. Raises where it is incomplete."""
         ...
 
     def next_batch(self) -> StreamBatch | None:
-        """The next batch; None for what holds no record."""
+        """The next batch; None where there is no record in it."""
         ...
 
 
@@ -485,7 +473,7 @@ async def write_stream(context: RequestContext, *, arrow: bool) -> Response:
 
 
 class StreamingWrite:
-    """One stream on its way in."""
+    """One streamed write."""
 
     def __init__(self, context: RequestContext, reader: BatchReader) -> None:
         self._context, self._reader, self._service = context, reader, context.service
@@ -494,9 +482,9 @@ class StreamingWrite:
         self._created = False
         self._key = _stream_key(context)
         self._batch_count = 0
-        self._throttled_us = 0  # waiting to be let in
+        self._throttled_us = 0  # waiting for admission
         self._reserved = 0  # bytes of the decode budget
-        self._inline_bytes = 0  # bytes that were decoded on the loop since others had their turn
+        self._inline_bytes = 0  # decoded on the loop since other tasks had their turn
         self._in_flight: deque[tuple[asyncio.Task[Appended], dict[str, int]]] = deque()
         self._done: list[Appended] = []
 
@@ -509,13 +497,13 @@ class StreamingWrite:
         except (ApiError, Error) as error:
             raise await self._error_with_written(error, self._reader.position) from error
         except (ClientDisconnected, BodyError) as error:
-            broken = error if isinstance(error, BodyError) else BodyError(400, "the body broke off")
-            problem = api_error_for_status(broken.status, f"{broken.reason}; nothing was written")
-            raise await self._error_with_written(problem, {}) from error  # nothing in the body is to blame
+            body_error = error if isinstance(error, BodyError) else BodyError(400, "the body is incomplete")
+            api_error = api_error_for_status(body_error.status, f"{body_error.reason}; nothing was written")
+            raise await self._error_with_written(api_error, {}) from error  # without a position in the body
         finally:
             self._release()
             for task, _ in self._in_flight:
-                task.cancel()  # nobody waits for the answer any more; what was staged is written all the same
+                task.cancel()  # the client is gone; submitted batches are written all the same
         return self._response()
 
     async def _write_all(self, pieces: AsyncIterator[bytes]) -> None:
@@ -529,12 +517,12 @@ class StreamingWrite:
         while feed.has_batch:
             await self._submit_next()
         if not self._batch_count:
-            raise BadInput("a write has at least one record; nothing was written")
+            raise BadInput("a write needs at least one record; nothing was written")
         while self._in_flight:
             await self._wait_oldest()
 
     async def _submit_next(self) -> None:
-        """Cut the next batch and stage it after the one before."""
+        """Build the next batch and submit it after the one before."""
         await self._service.wait_caught_up()
         self._context.check_key()
         if claimed := self._reader.claimed:
@@ -548,7 +536,7 @@ class StreamingWrite:
                 self._release()
 
     def _keep(self) -> None:
-        """Count what is kept of the body against the bound of the process."""
+        """Count the body's memory towards the limit of the process."""
         assert self._context.exchange is not None, "a call that reached its handler has one"
         self._context.exchange.keep_body(self._reader.held_bytes)
 
@@ -571,7 +559,7 @@ class StreamingWrite:
         self._context.durability = self._topic.config.durability
         topic, key = self._topic, None if self._key is None else f"{self._key}:{self._batch_count}"
         far = topic.needs_expiry or cut.batch.weight > _INLINE_DECODE_BYTES_MAX
-        # A stream waits rather than break off: it takes in no more meanwhile, which its sender feels.
+        # A stream waits instead of failing: meanwhile it reads nothing, which slows its sender down.
         token, held_us = await self._service.writes.submit_async(
             topic, cut.batch, key, wait_if_full=True, run_blocking=self._service.run_blocking if far else None
         )
@@ -581,8 +569,8 @@ class StreamingWrite:
             await self._wait_oldest()
 
     async def _run_inline_or_pool(self, size: int, call: Callable[[], T]) -> T:
-        """Run a call on the loop where it is small, and give way to others after every `_INLINE_BYTES` of such work:
-        what holds no records is never staged, so that nothing else would wait."""
+        """Run a small call on the loop, and let other tasks run after every `_INLINE_BYTES` of such work: a stream
+        without records submits nothing and would never wait."""
         self._inline_bytes += max(size, _INLINE_CALL_BYTES_MIN)
         if self._inline_bytes > _INLINE_DECODE_BYTES_MAX:
             self._inline_bytes = 0
@@ -590,12 +578,12 @@ class StreamingWrite:
         return call() if size <= _INLINE_DECODE_BYTES_MAX else await self._service.run_blocking(call)
 
     async def _wait_committed(self, token: CommitFuture[Appended]) -> Appended:
-        """Not on the loop, even where small writes are committed there: this one is megabytes."""
+        """Submit in a thread, even where small writes are committed on the loop: a batch has megabytes."""
         commits = self._service.writes
         return await (self._service.run_blocking(token.wait) if commits.syncs_on_loop else commits.wait(token))
 
     async def _wait_oldest(self) -> None:
-        """Wait for the oldest batch under way."""
+        """Wait for the oldest batch in flight."""
         task, where = self._in_flight[0]
         try:
             done = await task
@@ -609,7 +597,7 @@ class StreamingWrite:
         self._done.append(done)
         self._service.metrics.count_written(self._context.topic, 0 if done.deduped else done.count)
 
-    # ── telling ───────────────────────────────────────────────────────────────────────────────
+    # ── response ──────────────────────────────────────────────────────────────────────────────
 
     def _response(self) -> Response:
         done = self._done
@@ -634,17 +622,17 @@ class StreamingWrite:
         return self._context.json(body, status=201 if self._created else 200, **times)
 
     async def _error_with_written(self, error: ApiError | Error, position: dict[str, int]) -> ApiError:
-        """The error, with what was written all the same: batches behind the one that failed may have been."""
+        """The error with the number of written records: batches after the failed one may have been written."""
         if isinstance(error, _PartialWriteError):
             return error
         problem = error if isinstance(error, ApiError) else api_error_from(error)
         detail = dict(problem.detail or {})
-        in_doubt = "written" in detail and detail["written"] is None  # nobody knows of the batch that failed
+        in_doubt = "written" in detail and detail["written"] is None  # the outcome of the failed batch is unknown
         while self._in_flight:
             task, _ = self._in_flight.popleft()
             try:
                 self._record_done(await task)
-            except Error as another:  # the first one is what is told
+            except Error as another:  # the first error is reported
                 in_doubt = in_doubt or another.written is None
         if in_doubt:
             detail["in_doubt"] = True
@@ -668,7 +656,7 @@ class StreamingWrite:
 
 
 class _PartialWriteError(ApiError):
-    """An error that says what was written before it."""
+    """An error with the number of records that were written before it."""
 
     def __init__(self, problem: ApiError, detail: dict[str, Any], count: int) -> None:
         message = problem.message
@@ -684,8 +672,8 @@ def _stream_key(context: RequestContext) -> str | None:
     key = writing.idempotency_key(context, None)
     if key is not None and not 0 < len(key.encode()) <= _STREAM_KEY_BYTES_MAX:
         raise BadInput(
-            f"the idempotency key of a stream is text of 1 to {_STREAM_KEY_BYTES_MAX} bytes; nothing was written, "
-            f"shorten it"
+            f"the idempotency key of a stream must have 1 to {_STREAM_KEY_BYTES_MAX} bytes; nothing was written, "
+            "shorten it"
         )
     return key
 

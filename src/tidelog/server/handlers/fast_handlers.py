@@ -1,25 +1,13 @@
-"""[hot] Plain writes whose heads are known: from the bytes of their bodies to the bytes of their answers.
+"""Fast path of small writes, claims, acks and reads: from the bytes of a body to the bytes of its response.
 
-    bodies of a turn ──► plain? ──► gathered with the others of this turn (`gather.py`) ──► committed ──► answers
+    writes of a loop turn ──► plain? ──► one batch per topic (`write_pipeline.py`) ──► committed ──► responses
+    claim ──► possible without waiting? ──yes──► leased ──► response
+    ack   ──► has the queue routers?    ──no───► submitted ──► committed ──► response
+    diff  ──► all records in memory?    ──yes──► a page as text ──► response, in three pieces
 
-The same rules as for every write, and the same answers: what is not plain, or would have to be refused, is not taken
-and comes again by the ordinary way, which finds the words for it. Nothing is done for one write that can be done for
-all of a turn.
-
-[hot] Claims and acks whose heads are known: from the bytes of a body to the bytes of its answer.
-
-    claim ──► can it be answered at once? ──yes──► leased ──► answer
-    ack   ──► are routers to be asked?    ──no───► staged ──► committed ──► answer
-
-As with writes (`express.py`): what would have to wait elsewhere, or to be refused, is not taken and comes again by the
-ordinary way, which finds the words for it. Once something was done, whatever follows is the answer.
-
-[hot] Reads whose heads are known: from the bytes of a body to the bytes of its answer.
-
-    body ──► nothing to wait for, and all of it at hand? ──► a page as text ──► answer, in three pieces
-
-As with writes (`express.py`): what would have to wait, or to be refused, is not taken and comes again by the ordinary
-way, which finds the words for it.
+The HTTP layer calls these handlers for requests with a known head. The rules and responses are those of the normal
+path. A request that would have to wait or would be refused is not taken: the normal path handles it and builds the
+error. After a change was made, the fast path sends the response in any case.
 """
 
 from __future__ import annotations
@@ -44,48 +32,47 @@ from tidelog.server.service import Service
 from tidelog.server.write_pipeline import BatchSlice, OnBatchCommitted
 
 _WRITE_PATH: Final = "/v0/topics/{topic}"
-_WRITE_RESPONSE_BYTES: Final = 430  # of an answer without its topic's name and its seqs, at most
+_WRITE_RESPONSE_BYTES: Final = 430  # the most of a response without its topic's name and seqs
 _WRITE_SEQ_BYTES: Final = 20
 _HANDLERS_MAX: Final = 4096
 _log = logging.getLogger("tidelog.server")
 
 
 class _WriteBatch(NamedTuple):
-    """Those of one crowd, to one topic."""
+    """Requests of one loop turn to one topic."""
 
     name: str
     principal: Principal
     requests: RequestBatch
-    counts: list[int]  # of the records of each
-    durability: str  # of the topic when they were taken
+    counts: list[int]  # records of each request
+    durability: str  # of the topic at the time of the append
 
 
 class FastWrites:
-    """On the event loop's thread."""
+    """Runs on the event loop's thread."""
 
     def __init__(self, service: Service, next_ids: Callable[[int], RequestIds]) -> None:
         self._service, self._next_ids = service, next_ids
         self._now_us = service.clock.monotonic_us
-        self._on_committed: OnBatchCommitted[_WriteBatch] = (
-            self._on_batch_committed
-        )  # one for all: a batch is told of once
-        # By topic, key, records of a write at most and the settings under which they were admitted.
+        # One bound method for all requests: the pipeline calls it once per batch.
+        self._on_committed: OnBatchCommitted[_WriteBatch] = self._on_batch_committed
+        # By topic, key, the most records of a write, and the generation of the keys.
         self._handlers: dict[tuple[str, bytes, int, int], BatchHandler] = {}
 
     def handler_for(self, topic_name: str, principal: Principal, answer_bytes_max: int) -> BatchHandler | None:
-        """Who takes writes of this principal to this topic: the same for every head that says so."""
-        most = (answer_bytes_max - _WRITE_RESPONSE_BYTES - len(topic_name)) // _WRITE_SEQ_BYTES
-        if most <= 0:
+        """The handler of this key's writes to this topic; one for all connections."""
+        records_max = (answer_bytes_max - _WRITE_RESPONSE_BYTES - len(topic_name)) // _WRITE_SEQ_BYTES
+        if records_max <= 0:
             return None
-        admitted = self._service.auth.generation
-        key = (topic_name, principal.identity, most, admitted)
-        way = self._handlers.get(key)
-        if way is None:
+        generation = self._service.auth.generation
+        key = (topic_name, principal.identity, records_max, generation)
+        handler = self._handlers.get(key)
+        if handler is None:
             if len(self._handlers) >= _HANDLERS_MAX:
-                self._handlers.clear()  # whoever has one keeps it; others are made again
-            take = partial(self._handle_batch, topic_name, principal, most, admitted)
-            way = self._handlers[key] = BatchHandler(take, self._call_at_turn_end, self._now_us)
-        return way
+                self._handlers.clear()  # connections keep theirs; others are created again
+            handle = partial(self._handle_batch, topic_name, principal, records_max, generation)
+            handler = self._handlers[key] = BatchHandler(handle, self._call_at_turn_end, self._now_us)
+        return handler
 
     def _call_at_turn_end(self, call: Callable[[], None]) -> None:
         if self._service.is_ready:
@@ -134,32 +121,32 @@ class FastWrites:
             self._respond(done, offset, writes)
 
     def _respond_errors(self, error: Error, all_writes: list[_WriteBatch]) -> None:
-        """The batch failed, and with it all of these. That is logged once: their ids follow on each other."""
+        """Send the error of a failed batch to all its requests. One log line: their ids are consecutive."""
         service, problem, now_us = self._service, api_error_from(error), self._now_us()
         count = sum(len(writes.requests) for writes in all_writes)
         prefix, at = self._next_ids(count)
         if problem.status >= 500:
             fields = {"request_id": f"{prefix.decode()}{at:x}", "requests": count, "topic": all_writes[0].name}
             _log.error("POST %s, %d written together: %s", _WRITE_PATH, count, error, extra={"fields": fields})
-        for _, principal, crowd, *_ in all_writes:
-            service.auth.inflight_limit.release(principal, len(crowd))
+        for _, principal, requests, *_ in all_writes:
+            service.auth.inflight_limit.release(principal, len(requests))
             service.metrics.count_response_batch(
-                _WRITE_PATH, "POST", problem.status, [now_us - since for since in crowd.received_us]
+                _WRITE_PATH, "POST", problem.status, [now_us - since for since in requests.received_us]
             )
-            crowd.respond(
-                [_with_request_id(problem.response(), RequestIds(prefix, at), each) for each in range(len(crowd))]
+            requests.respond(
+                [_with_request_id(problem.response(), RequestIds(prefix, at), each) for each in range(len(requests))]
             )
-            at += len(crowd)
+            at += len(requests)
 
     def _respond(self, done: Appended, offset: int, writes: _WriteBatch) -> None:
-        service, (name, principal, crowd, counts, durability) = self._service, writes
-        now_us, ids = self._now_us(), self._next_ids(len(crowd))
-        service.auth.inflight_limit.release(principal, len(crowd))
-        took_us = [now_us - since_us for since_us in crowd.received_us]
+        service, (name, principal, requests, counts, durability) = self._service, writes
+        now_us, ids = self._now_us(), self._next_ids(len(requests))
+        service.auth.inflight_limit.release(principal, len(requests))
+        took_us = [now_us - since_us for since_us in requests.received_us]
         service.metrics.count_written(name, sum(counts))
         service.metrics.count_response_batch(_WRITE_PATH, "POST", 200, took_us)
-        told = encode_write_responses(name, durability, done, offset, counts, took_us)
-        crowd.respond_json(told, ids)
+        bodies = encode_write_responses(name, durability, done, offset, counts, took_us)
+        requests.respond_json(bodies, ids)
 
 
 def _with_request_id(response: Response, ids: RequestIds, at: int) -> Response:
@@ -169,26 +156,23 @@ def _with_request_id(response: Response, ids: RequestIds, at: int) -> Response:
 
 _CLAIM_PATH: Final = "/v0/topics/{topic}/claim"
 _ACK_PATH: Final = "/v0/topics/{topic}/ack"
-_ACK_RESPONSE_BYTES: Final = (
-    300  # of the answer to an ack without its topic's name and the seqs that were skipped, at most
-)
+_ACK_RESPONSE_BYTES: Final = 300  # the most of a response without its topic's name and the skipped seqs
 _ACK_SEQ_BYTES: Final = 21
-_UNLIMITED_RESPONSE_BYTES: Final = (
-    1 << 16
-)  # who allows so many lets an answer be as long as it is: it would not be compressed
-_JOIN_RESPONSE_BYTES_MAX: Final = 1 << 14  # a longer answer is not copied behind its head
+# A limit this high means that the HTTP layer sends responses of any length without compression.
+_UNLIMITED_RESPONSE_BYTES: Final = 1 << 16
+_JOIN_RESPONSE_BYTES_MAX: Final = 1 << 14  # a longer body is not copied after its head
 ErrorResponse = Callable[[str, str, Exception, Mapping[str, str]], Response]
 
 
 class FastQueueRequests:
-    """On the event loop's thread."""
+    """Runs on the event loop's thread."""
 
     def __init__(self, service: Service, next_id: Callable[[], bytes], failed: ErrorResponse) -> None:
         self._service, self._next_id, self._failed = service, next_id, failed
         self._now_us = service.clock.monotonic_us
 
     def claim_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
-        """Who takes claims of this principal from this queue."""
+        """The handler of this key's claims from this queue."""
         return (
             partial(self._handle_claim, name, principal, self._service.auth.generation)
             if answer_bytes_max >= _UNLIMITED_RESPONSE_BYTES
@@ -196,12 +180,16 @@ class FastQueueRequests:
         )
 
     def ack_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
-        """Who takes its acks."""
-        most = (answer_bytes_max - _ACK_RESPONSE_BYTES - len(name)) // _ACK_SEQ_BYTES
-        return partial(self._handle_ack, name, principal, most, self._service.auth.generation) if most > 0 else None
+        """The handler of this key's acks to this queue."""
+        seqs_max = (answer_bytes_max - _ACK_RESPONSE_BYTES - len(name)) // _ACK_SEQ_BYTES
+        return (
+            partial(self._handle_ack, name, principal, seqs_max, self._service.auth.generation)
+            if seqs_max > 0
+            else None
+        )
 
     def _queue(self, name: str, auth_generation: int) -> Queue | None:
-        """None also where keys or hosts were reloaded since the head was admitted."""
+        """The queue; None also after keys or hosts were reloaded since the head was checked."""
         service = self._service
         topic = service.engine.find(name) if service.is_ready and auth_generation == service.auth.generation else None
         return None if topic is None else topic.queue()
@@ -212,16 +200,16 @@ class FastQueueRequests:
         began_us, service = self._now_us(), self._service
         try:
             queue = self._queue(name, auth_generation)
-            want = queues.decode_claim(body)
-            if queue is None or not service.push.claim_queues.can_claim_now(queue, want):
+            request = queues.decode_claim(body)
+            if queue is None or not service.push.claim_queues.can_claim_now(queue, request):
                 return False
             service.auth.inflight_limit.acquire(principal)
         except (ApiError, Error, BadBody):
             return False
         try:
-            leased = operations_of(queue).claim_for_all([want])[0]
+            leased = operations_of(queue).claim_for_all([request])[0]
             self._respond_claim(name, leased, began_us, responder)
-        except Exception as error:  # told as by the ordinary way: jobs may have been handed out
+        except Exception as error:  # an error response as on the normal path: jobs may have been leased
             self._respond_error(_CLAIM_PATH, name, began_us, error, responder)
         finally:
             service.auth.inflight_limit.release(principal)
@@ -230,12 +218,12 @@ class FastQueueRequests:
     def _respond_claim(self, name: str, leased: ClaimResult, began_us: int, responder: FastResponder) -> None:
         service, took_us = self._service, self._now_us() - began_us
         service.metrics.count_claimed(name, leased.count)
-        answer = queues.encode_claimed(name, leased, leased.ready, took_us / 1000)
+        content = queues.encode_claimed(name, leased, leased.ready, took_us / 1000)
         service.metrics.count_responses(_CLAIM_PATH, "POST", 200, took_us / 1e6)
-        if len(answer) <= _JOIN_RESPONSE_BYTES_MAX:
-            responder.respond_json(answer, self._next_id())
+        if len(content) <= _JOIN_RESPONSE_BYTES_MAX:
+            responder.respond_json(content, self._next_id())
         else:
-            responder.respond(Response(200, answer, headers=((b"x-request-id", self._next_id()),)))
+            responder.respond(Response(200, content, headers=((b"x-request-id", self._next_id()),)))
 
     def _handle_ack(
         self,
@@ -251,27 +239,27 @@ class FastQueueRequests:
             queue = self._queue(name, auth_generation)
             if queue is None or operations_of(queue).has_routers:
                 return False
-            asked, lease_ids = queues.decode_ack(body)
-            if len(asked.seqs) > seqs_max:
+            ack, lease_ids = queues.decode_ack(body)
+            if len(ack.seqs) > seqs_max:
                 return False
             service.auth.inflight_limit.acquire(principal)
         except (ApiError, Error, BadBody):
             return False
         try:
-            token = operations_of(queue).submit_ack(asked.node, asked.seqs, lease_ids)
+            future = operations_of(queue).submit_ack(ack.node, ack.seqs, lease_ids)
         except Error:
             service.auth.inflight_limit.release(principal)
             return False
-        service.writes.add_done_callback(token, partial(self._respond_ack, name, principal, began_us, responder))
+        service.writes.add_done_callback(future, partial(self._respond_ack, name, principal, began_us, responder))
         return True
 
     def _respond_ack(
-        self, name: str, principal: Principal, began_us: int, responder: FastResponder, token: CommitFuture[AckResult]
+        self, name: str, principal: Principal, began_us: int, responder: FastResponder, future: CommitFuture[AckResult]
     ) -> None:
         service = self._service
         service.auth.inflight_limit.release(principal)
         try:
-            done = token.wait()  # its outcome is known
+            done = future.wait()  # does not block: it is done
         except Error as error:
             self._respond_error(_ACK_PATH, name, began_us, error, responder)
             return
@@ -289,24 +277,20 @@ class FastQueueRequests:
 
 
 _DIFF_PATH: Final = "/v0/topics/{topic}/diff"
-_UNLIMITED_READ_BYTES: Final = (
-    1 << 16
-)  # who allows so many lets an answer be as long as it is: it would not be compressed
-_diff_decoder = api_types.json_decoder(api_types.Diff)
 
 
 class FastReads:
-    """On the event loop's thread."""
+    """Runs on the event loop's thread."""
 
     def __init__(self, service: Service, next_id: Callable[[], bytes]) -> None:
         self._service, self._next_id = service, next_id
         self._now_us = service.clock.monotonic_us
 
     def diff_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
-        """Who takes reads of this principal from this topic."""
+        """The handler of this key's reads of this topic."""
         return (
             partial(self._handle_diff, name, principal, self._service.auth.generation)
-            if answer_bytes_max >= _UNLIMITED_READ_BYTES
+            if answer_bytes_max >= _UNLIMITED_RESPONSE_BYTES
             else None
         )
 
@@ -318,16 +302,16 @@ class FastReads:
             return False
         began_us = self._now_us()
         try:
-            asked = api_types.decode_body(_diff_decoder, body)
+            diff = api_types.decode_body(records.diff_decoder, body)
             topic = service.engine.find(name)
-            if topic is None or asked.wait_ms:
+            if topic is None or diff.wait_ms:
                 return False
             service.auth.inflight_limit.check(principal)
-            from_seq = records.clamp_seq(asked.from_seq)
-            page = topic.read_cached_json(from_seq, *records.page_budget(asked.limit, asked.max_batch_bytes))
-            if page is None and (look := records.plan_read(topic, from_seq, asked)).is_cached:
-                page = look.read()
-        except Exception:  # whatever it is comes again the ordinary way: nothing was done
+            from_seq = records.clamp_seq(diff.from_seq)
+            page = topic.read_cached_json(from_seq, *records.page_budget(diff.limit, diff.max_batch_bytes))
+            if page is None and (plan := records.plan_read(topic, from_seq, diff)).is_cached:
+                page = plan.read()
+        except Exception:  # nothing was done: the normal path handles it
             return False
         if page is None:
             return False

@@ -1,11 +1,8 @@
-"""[hot] Claiming jobs and settling them: claim, ack, nack, extend.
+"""Queues over HTTP: claim, ack, nack, extend, history and redrive.
 
-A claim looks at its body, then for the queue, then at the node; the others look at all of their body first. Answers
-are put together from text: a job's data is not decoded on its way.
-
-What happened to the jobs of a queue: as a page of JSON, as lines, or as Arrow.
-
-Dead letters back into their queues, so many of them and so many a second that a request comes to its end.
+A claim checks its body, then the queue, then the node; the other requests check their whole body first. Responses are
+built from text: the data of a job is not decoded. A redrive is limited in records and in seconds, so that the request
+ends.
 """
 
 from __future__ import annotations
@@ -46,19 +43,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 def requested_queue(context: RequestContext) -> Queue:
-    """The queue of the path. Never creates."""
+    """The queue of the path. Raises TopicNotFound or NotAQueue."""
     return context.get_topic().queue()
 
 
 def check_node(node: str) -> None:
     if not node:
-        raise ApiError("invalid_request", "a node has a name: it holds the leases; nothing was done, say node")
+        raise ApiError(
+            "invalid_request", "node is empty: it names the holder of the leases; nothing was done, give a node"
+        )
     if len(node.encode("utf-8", "surrogatepass")) > api_types.NODE_BYTES_MAX:
         raise ApiError("invalid_request", f"a node has at most {api_types.NODE_BYTES_MAX} bytes; nothing was done")
 
 
 def clamp_lease_ms(given: int | None) -> int | None:
-    """A lease within its bounds; None: the queue's own."""
+    """A lease time within its bounds; None: the queue's default."""
     return None if given is None else min(max(given, LEASE_MS_MIN), LEASE_MS_MAX)
 
 
@@ -69,23 +68,23 @@ def clamp_lease_ms(given: int | None) -> int | None:
 def claim_jobs(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
     """Lease jobs of a queue."""
     if not context.request.body:
-        raise ApiError("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
+        raise ApiError("invalid_request", 'a claim needs a body with its node: {"node": …}; nothing was done')
     body = context.decode_body(_claim_decoder)
     queue = requested_queue(context)
-    want = _claim_request(body)
-    leased = context.service.push.claim_queues.try_claim(queue, want)
-    return _claim_async(context, queue, want) if leased is None else _claim_response(context, leased, leased.ready)
+    request = _claim_request(body)
+    leased = context.service.push.claim_queues.try_claim(queue, request)
+    return _claim_async(context, queue, request) if leased is None else _claim_response(context, leased, leased.ready)
 
 
 def decode_claim(text: bytes) -> ClaimRequest:
-    """What the body of a claim asks for. Raises BadBody or Problem."""
+    """Decode the body of a claim. Raises BadBody or ApiError."""
     return _claim_request(api_types.decode_body(_claim_decoder, text))
 
 
 def _claim_request(body: api_types.Claim) -> ClaimRequest:
     check_node(body.node)
-    most = min(body.max or 1, api_types.CLAIM_JOBS_MAX)
-    return ClaimRequest(body.node, most, clamp_lease_ms(body.lease_ms), bytes_max=api_types.CLAIM_BYTES_MAX)
+    jobs_max = min(body.max or 1, api_types.CLAIM_JOBS_MAX)
+    return ClaimRequest(body.node, jobs_max, clamp_lease_ms(body.lease_ms), bytes_max=api_types.CLAIM_BYTES_MAX)
 
 
 async def _claim_async(context: RequestContext, queue: Queue, request: ClaimRequest) -> Response:
@@ -100,7 +99,7 @@ def _claim_response(context: RequestContext, leased: ClaimResult, ready: int) ->
 
 
 def encode_claimed(topic: str, leased: ClaimResult, ready: int, elapsed_ms: float) -> bytes:
-    """The body of the answer to a claim."""
+    """Encode the response to a claim."""
     return b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%b}}' % (
         _encode(topic),
         b",".join(leased.to_json_texts()),
@@ -114,13 +113,13 @@ def encode_claimed(topic: str, leased: ClaimResult, ready: int, elapsed_ms: floa
 
 
 def decode_ack(text: bytes) -> tuple[api_types.Ack, list[int | None] | None]:
-    """The body of an ack that is in order, and its lease ids. Raises BadBody, Problem or BadInput."""
+    """Decode and check the body of an ack; return it with its lease ids. Raises BadBody, ApiError or BadInput."""
     body = api_types.decode_body(_ack_decoder, text)
     return body, _check_settle(body)
 
 
 def encode_acked(topic: str, done: AckResult, elapsed_ms: float) -> bytes:
-    """The body of the answer to an ack."""
+    """Encode the response to an ack."""
     return b'{"topic":%b,"acked":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%b}}' % (
         _encode(topic),
         done.count,
@@ -140,16 +139,16 @@ def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None
     body = context.decode_body(_ack_decoder)
     lease_ids = _check_settle(body)
     queue = requested_queue(context)
-    stage = partial(operations_of(queue).submit_ack, body.node, body.seqs, lease_ids)
+    submit = partial(operations_of(queue).submit_ack, body.node, body.seqs, lease_ids)
     if operations_of(queue).has_routers:
-        return _ack_routed(context, stage)
-    _respond_when_done(context, stage(), _ack_response)
+        return _ack_routed(context, submit)
+    _respond_when_done(context, submit(), _ack_response)
     return None
 
 
-async def _ack_routed(context: RequestContext, stage: Callable[[], CommitFuture[AckResult]]) -> AnyResponse:
-    """Jobs are passed on before they go, which may wait for a disk."""
-    done = await context.service.writes.wait(await context.service.run_blocking(stage))
+async def _ack_routed(context: RequestContext, submit: Callable[[], CommitFuture[AckResult]]) -> AnyResponse:
+    """Ack jobs of a queue with routers: they are forwarded first, which may wait for a disk."""
+    done = await context.service.writes.wait(await context.service.run_blocking(submit))
     return _ack_response(context, done)
 
 
@@ -178,7 +177,7 @@ def extend_leases(context: RequestContext) -> None:
     body = context.decode_body(_extend_decoder)
     lease_ids = _check_settle(body)
     length_ms = clamp_lease_ms(body.lease_ms)
-    assert length_ms is not None, "an extend says how long"
+    assert length_ms is not None, "the type requires lease_ms"
     _respond_when_done(
         context,
         operations_of(requested_queue(context)).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
@@ -187,7 +186,7 @@ def extend_leases(context: RequestContext) -> None:
 
 
 def _check_settle(body: api_types.Ack) -> list[int | None] | None:
-    """The lease ids of a body that is in order, checked in the contract's order; None: whoever the node is."""
+    """Check a body in the order of the contract; return its lease ids, None where it has none."""
     lease_ids = [parse_lease_token(token) for token in body.lease_ids]
     check_node(body.node)
     count = len(body.seqs)
@@ -199,7 +198,8 @@ def _check_settle(body: api_types.Ack) -> list[int | None] | None:
         )
     if lease_ids and len(lease_ids) != count:
         raise ApiError(
-            "invalid_request", f"{count} seqs came with {len(lease_ids)} lease_ids; nothing was done, give one for each"
+            "invalid_request",
+            f"{count} seqs came with {len(lease_ids)} lease_ids; nothing was done, send one for each seq",
         )
     return lease_ids or None
 
@@ -280,12 +280,12 @@ async def queue_history(context: RequestContext) -> Response:
 
 
 def _negotiate_history_format(context: RequestContext) -> bytes:
-    """What the reader takes: as the query says, or else as its Accept header does; a page where it says nothing."""
-    named = context.query.text("format")
-    if named is not None:
-        if named not in _HISTORY_FORMATS:
-            raise ApiError("invalid_request", f"format is json, ndjson or arrow, not {named[:80]!r}; nothing was read")
-        return _HISTORY_FORMATS[named]
+    """The media type: that of the query, else that of the Accept header, else JSON."""
+    format = context.query.text("format")
+    if format is not None:
+        if format not in _HISTORY_FORMATS:
+            raise ApiError("invalid_request", f"format is json, ndjson or arrow, not {format[:80]!r}; nothing was read")
+        return _HISTORY_FORMATS[format]
     header = (context.request.header(b"accept") or b"*/*").lower()
     for item in header.split(b","):
         name = item.partition(b";")[0].strip()
@@ -294,7 +294,7 @@ def _negotiate_history_format(context: RequestContext) -> bytes:
         if name in _HISTORY_FORMATS.values():
             return name
     known = " or ".join(kind.decode() for kind in _HISTORY_FORMATS.values())
-    raise ApiError("not_acceptable", f"a history goes out as {known}; nothing was read, accept one of them")
+    raise ApiError("not_acceptable", f"a history is sent as {known}; nothing was read, accept one of them")
 
 
 def _encode_history_arrow(events: list[dict[str, Any]]) -> bytes:
@@ -309,19 +309,19 @@ _redrive_decoder = api_types.json_decoder(api_types.Redrive)
 
 
 class _RedriveFilter:
-    """Which records are meant: behind those that were looked at before, and only for queues that the key is for."""
+    """Selects the records of one step: after those of earlier steps, and only for queues that the key may use."""
 
     def __init__(self, principal: Principal, to: str | None) -> None:
         self._may_use_name, self._to = principal.may_use_name, to
         self._last_seq = 0
-        self.remaining = 0  # of this step
+        self.remaining = 0  # records of this step
 
     def __call__(self, record: Record) -> bool:
         if record.seq <= self._last_seq or not self.remaining:
             return False
         self._last_seq = record.seq
-        home: Any = self._to if self._to is not None else (record.meta or {}).get(DEAD_LETTER_FROM)
-        if isinstance(home, str) and not self._may_use_name(home):
+        queue: Any = self._to if self._to is not None else (record.meta or {}).get(DEAD_LETTER_FROM)
+        if isinstance(queue, str) and not self._may_use_name(queue):
             return False
         self.remaining -= 1
         return True
@@ -336,24 +336,26 @@ async def redrive_records(context: RequestContext) -> Response:
     """
     body = context.decode_body(_redrive_decoder, default=api_types.Redrive())
     if body.rate == 0:
-        raise ApiError("invalid_request", "rate is at least one record a second; nothing was moved, or leave it out")
+        raise ApiError(
+            "invalid_request", "rate must be at least 1 record per second; nothing was moved, raise it or leave it out"
+        )
     if body.to is not None:
         context.check_name_allowed(body.to)
     topic = context.get_topic()
-    left = min(body.limit or api_types.REDRIVE_LIMIT, api_types.REDRIVE_RECORDS_MAX)
+    remaining = min(body.limit or api_types.REDRIVE_LIMIT, api_types.REDRIVE_RECORDS_MAX)
     if body.rate is not None:
-        left = min(left, body.rate * api_types.REDRIVE_S_MAX)
-    step = body.rate or left
-    chosen = _RedriveFilter(context.principal, body.to)
+        remaining = min(remaining, body.rate * api_types.REDRIVE_S_MAX)
+    step = body.rate or remaining
+    redrive_filter = _RedriveFilter(context.principal, body.to)
     queues: Counter[str] = Counter()
     skipped = 0
     while True:
-        chosen.remaining = size = min(step, left)
-        done = await context.service.run_blocking(lambda: _redrive_step(topic, body, chosen))
+        redrive_filter.remaining = size = min(step, remaining)
+        done = await context.service.run_blocking(lambda: _redrive_step(topic, body, redrive_filter))
         queues.update(done.queues)
         skipped += done.skipped
-        left -= size
-        if left <= 0 or chosen.remaining or context.service.stopping.is_set():
+        remaining -= size
+        if remaining <= 0 or redrive_filter.remaining or context.service.stopping.is_set():
             break
         await asyncio.sleep(1.0)
     return context.json(responses.Redriven(context.topic, queues.total(), dict(queues), skipped))

@@ -1,9 +1,4 @@
-"""[hot] Reading behind a cursor, with a long poll where there is nothing yet.
-
-Where a topic was at a time.
-
-Deleting records: below a seq, by tag, or both.
-"""
+"""Records over HTTP: read after a cursor with an optional long poll, find a time, delete below a seq or by tag."""
 
 from __future__ import annotations
 
@@ -24,22 +19,22 @@ from tidelog.server.errors import ApiError
 from tidelog.server.openapi import operation
 from tidelog.server.request import RequestContext
 
-_diff_decoder = api_types.json_decoder(api_types.Diff)
+diff_decoder = api_types.json_decoder(api_types.Diff)
 _encode = msgspec.json.Encoder().encode
 
 
 def page_budget(limit: int, bytes_max: int) -> tuple[int, int]:
-    """How many records and bytes a page may have; 0 is the default."""
+    """The most records and bytes of a page; 0 is the default."""
     return min(limit or READ_LIMIT, READ_LIMIT_MAX), min(bytes_max or READ_BYTES, READ_BYTES_MAX)
 
 
 def clamp_seq(given: int) -> int:
-    """A cursor within what the engine can count: further ahead is ahead as well."""
+    """Reduce a cursor to the largest seq of the engine."""
     return min(given, SEQ_MAX)
 
 
 def wants_strong_read(context: RequestContext) -> bool:
-    """Whether the query asks for records that survive a power cut, and no others."""
+    """Whether the query asks only for records that survive a power cut."""
     named = context.query.text("consistency") or "eventual"
     if named not in ("eventual", "strong"):
         raise ApiError("invalid_request", f"consistency is eventual or strong, not {named[:80]!r}; nothing was read")
@@ -49,12 +44,12 @@ def wants_strong_read(context: RequestContext) -> bool:
 @operation("diff", request=api_types.Diff, response=responses.Page, errors=("topic_not_found",), body_required=False)
 def diff(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
     """Read records after a seq."""
-    body = context.decode_body(_diff_decoder, default=api_types.Diff())
+    body = context.decode_body(diff_decoder, default=api_types.Diff())
     return read_after(context, context.get_topic(), clamp_seq(body.from_seq), body)
 
 
 class ReadPlan(NamedTuple):
-    """One page, as it was asked for."""
+    """The parameters of one page."""
 
     topic: Topic
     from_seq: int
@@ -65,13 +60,13 @@ class ReadPlan(NamedTuple):
 
     @property
     def is_cached(self) -> bool:
-        """Whether nobody has to wait for it."""
+        """Whether the read does not block."""
         return self.topic.can_read_without_blocking(self.from_seq, 0 if self.nodes else self.limit, self.bytes_max)
 
     def read_cached(self) -> JsonPage | None:
-        """The page, where nobody has to wait for it."""
-        found = self.topic.read_cached_json(self.from_seq, self.limit, self.bytes_max)
-        return found if found is not None or not self.is_cached else self.read()
+        """The page, or None where the read would block."""
+        page = self.topic.read_cached_json(self.from_seq, self.limit, self.bytes_max)
+        return page if page is not None or not self.is_cached else self.read()
 
     def read(self) -> JsonPage:
         return self.topic.read_json(self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show)
@@ -86,14 +81,14 @@ def plan_read(topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetc
 def read_after(
     context: RequestContext, topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch
 ) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
-    """What lies behind a cursor, wherever that came from."""
+    """Respond with the records after a cursor."""
     topic.record_access()
-    look = plan_read(topic, from_seq, body)
+    plan = plan_read(topic, from_seq, body)
     wait_ms = min(body.wait_ms, WAIT_MS_MAX)
     if wait_ms:
-        return _long_poll(context, look, wait_ms)
-    page = look.read_cached()
-    return _read_blocking(context, look) if page is None else page_response(context, page)
+        return _long_poll(context, plan, wait_ms)
+    page = plan.read_cached()
+    return _read_blocking(context, plan) if page is None else page_response(context, page)
 
 
 async def _read_blocking(context: RequestContext, plan: ReadPlan) -> Response:
@@ -101,11 +96,11 @@ async def _read_blocking(context: RequestContext, plan: ReadPlan) -> Response:
 
 
 async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> Response:
-    """Look; where there is nothing, wait for a write and look again until the time is over."""
+    """Read; while there is no record, wait for a write and read again until the time is over."""
     service, topic = context.service, plan.topic
     woken = asyncio.Event()
     until_ms = service.clock.monotonic_ms() + wait_ms
-    service.push.notifiers.add(topic, woken.set)  # before the first look
+    service.push.notifiers.add(topic, woken.set)  # before the first read
     try:
         while True:
             woken.clear()
@@ -120,7 +115,7 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
                 async with asyncio.timeout(left_ms / 1000):
                     await woken.wait()
             except TimeoutError:
-                until_ms = service.clock.monotonic_ms()  # a last look: a topic that is put off does not ring
+                until_ms = service.clock.monotonic_ms()  # one last read: a deferred topic sends no notification
     finally:
         service.push.notifiers.remove(topic, woken.set)
 
@@ -130,8 +125,8 @@ def page_response(context: RequestContext, page: JsonPage) -> Response:
     return Response(200, b"".join(encode_page_parts(context.topic, page, context.elapsed_ms())))
 
 
-def encode_page_parts(name: str, page: JsonPage, took_ms: float) -> tuple[bytes, bytes, bytes]:
-    """The body of an answer, put together by hand: the records are text already."""
+def encode_page_parts(name: str, page: JsonPage, elapsed_ms: float) -> tuple[bytes, bytes, bytes]:
+    """Encode the body of a page in three pieces: the records are stored as JSON text."""
     head = b'{"topic":%b,"records":[' % _encode(name)
     tail = (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
@@ -143,7 +138,7 @@ def encode_page_parts(name: str, page: JsonPage, took_ms: float) -> tuple[bytes,
         b"true" if page.caught_up else b"false",
         b"null" if page.gap is None else _encode(page.gap._asdict()),
         page.head_seq - page.next_from_seq,
-        _encode(took_ms),
+        _encode(elapsed_ms),
         sum(page.counts),
     )
     return head, page.text, tail
@@ -162,10 +157,10 @@ async def seek_by_time(context: RequestContext) -> Response:
 
 
 def _find_seq(topic: Topic, ts_ms: int) -> tuple[int, int, int]:
-    now = topic.state()
+    state = topic.state()
     seq = topic.seek(ts_ms)
-    # Records may have come between the two: the head is never told to be behind what was found.
-    return seq, max(now.head_seq, seq - 1), now.earliest_seq
+    # A record may be appended between the two calls: the returned head is never below the found seq.
+    return seq, max(state.head_seq, seq - 1), state.earliest_seq
 
 
 _delete_decoder = api_types.json_decoder(api_types.Delete)
@@ -176,9 +171,9 @@ async def delete_records(context: RequestContext) -> Response:
     """Delete records below a seq, by tag, or both."""
     body = context.decode_body(_delete_decoder)
     if body.before_seq is None and body.match is None:
-        raise ApiError("invalid_request", "a delete names before_seq, match or both; nothing was deleted")
+        raise ApiError("invalid_request", "a delete needs before_seq, match or both; nothing was deleted")
     match, before = body.match, None if body.before_seq is None else clamp_seq(body.before_seq)
-    parse_tag_match(match)  # what is no match is none, whether there is such a topic or not
+    parse_tag_match(match)  # an invalid match is refused also where the topic does not exist
     service, actor = context.service, context.principal.name
     topic = context.get_topic()
     done = await service.run_blocking(lambda: topic.delete(match=match, before_seq=before, actor=actor))

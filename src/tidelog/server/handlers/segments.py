@@ -1,11 +1,11 @@
-"""[shell] Segments as files: what there is, and ranges of it.
+"""Segment files over HTTP: a listing, and ranges of bytes.
 
-    GET …/segments                   what lies in files at this moment, with lengths and sums
+    GET …/segments                   the segment files at this moment, with lengths and checksums
     GET …/segments/{base}/data       bytes of one file: data, idx, foot or del; whole or a range
 
-A reader lists, copies what it lacks, and reads the tail as records. A segment may be dropped in between: its files
-are then answered with 404, and the listing is to be read again. Names of topics never reach the file system: a
-segment is found in memory, by its topic's name and its first seq.
+A reader lists, copies the files that it lacks, and reads the tail as records. A segment that was dropped in between is
+a 404: the reader lists again. Topic names never reach the file system: a segment is found in memory, by its topic's
+name and its first seq.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 1 << 20
 _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
 _FILE_FIELDS: Final = {"data": "data", "idx": "idx", "foot": "foot", "del": "deletions"}
 _LISTING_TRIES: Final = 3
-_SEGMENTS_PER_STEP: Final = 64  # segments whose rows are made before others get their turn
+_SEGMENTS_PER_STEP: Final = 64  # per call of the thread pool, so that other requests get their turn
 
 
 @operation(
@@ -69,21 +69,21 @@ async def list_segments(context: RequestContext) -> Response:
 async def _list_with_rows(
     context: RequestContext, topic: Topic, *, sums: bool, strong: bool
 ) -> tuple[SegmentList, list[responses.Segment]]:
-    """A listing and its rows. Where a segment went away before its sum was known, everything is listed again."""
+    """A listing and its rows. Lists again where a segment was dropped before its checksum was computed."""
     step = 1 if sums else _SEGMENTS_PER_STEP
-    for again in range(_LISTING_TRIES, 0, -1):
+    for attempts_left in range(_LISTING_TRIES, 0, -1):
         listing = await context.service.run_blocking(partial(topic.segments, strong=strong))
         rows: list[responses.Segment] = []
         try:
-            for at in range(0, len(listing.segments), step):
+            for start in range(0, len(listing.segments), step):
                 rows += await context.service.run_blocking(
-                    partial(_segment_rows, listing.segments[at : at + step], sums)
+                    partial(_segment_rows, listing.segments[start : start + step], sums)
                 )
             return listing, rows
         except NotFound:
-            if topic.is_dropped or again == 1:
+            if topic.is_dropped or attempts_left == 1:
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _segment_rows(segments: list[SegmentFile], sums: bool) -> list[responses.Segment]:
@@ -113,7 +113,7 @@ def _file_info(segment: SegmentFile, kind: FileKind, *, sums: bool) -> responses
     """The length and checksum of a file; None where the segment has no such file."""
     length = segment.length(kind)
     if length is None:
-        content = segment.content(kind)  # small, and made or read whole in any case
+        content = segment.content(kind)  # small
         if content is None:
             return None
         length = len(content)
@@ -140,76 +140,76 @@ async def read_segment_file(context: RequestContext) -> Response | Stream:
     if kind not in FILES:
         raise ApiError("not_found", f"a segment has the files {', '.join(FILES)}; nothing was read")
     generation = engine.generation
-    named: FileKind = kind
-    content, digest = await service.run_blocking(lambda: _open_segment_file(topic, base, named))
+    file_kind: FileKind = kind
+    content, digest = await service.run_blocking(lambda: _open_segment_file(topic, base, file_kind))
     tag = f"{digest:016x}-{generation}"
     headers = [(b"etag", b'"%b"' % tag.encode()), (b"accept-ranges", b"bytes"), (b"cache-control", b"no-cache")]
     size = len(content)
-    wanted = _parse_range(context, digest, size)
-    if wanted is None:
+    byte_range = _parse_range(context, digest, size)
+    if byte_range is None:
         return await _send_bytes(context, 200, memoryview(content), headers)
-    first, stop = wanted
+    first, stop = byte_range
     headers.append((b"content-range", b"bytes %d-%d/%d" % (first, stop - 1, size)))
     return await _send_bytes(context, 206, memoryview(content)[first:stop], headers)
 
 
 def _open_segment_file(topic: Topic, base: str, kind: FileKind) -> tuple[Buffer, int]:
-    held = topic.segment(int(base)) if base.isascii() and base.isdecimal() and len(base) <= 20 else None
-    content = None if held is None else held.content(kind)
-    if held is None or content is None:
+    segment = topic.segment(int(base)) if base.isascii() and base.isdecimal() and len(base) <= 20 else None
+    content = None if segment is None else segment.content(kind)
+    if segment is None or content is None:
         raise ApiError(
             "not_found",
             f"{topic.name} has no file {kind} of a segment {base[:20]}, or has it no longer; nothing was read, "
-            "read the manifest again",
+            "list the segments again",
         )
-    digest = held.digest(kind)
-    assert digest is not None, "a file that is there has a sum"
+    digest = segment.digest(kind)
+    assert digest is not None, "a file with content has a checksum"
     return content, digest
 
 
 def _parse_range(context: RequestContext, digest: int, size: int) -> tuple[int, int] | None:
-    """The bytes [first, stop) that were asked for; None: all of them. More than one range at a time is answered with
-    the whole, as HTTP allows; so is a range of what has changed since (If-Range)."""
+    """The bytes [first, stop) of the Range header; None: all. Several ranges, and a range of content that has changed
+    (If-Range), return the whole file, as HTTP allows."""
     header = context.request.header(b"range")
-    asked = None if header is None else _RANGE_HEADER.fullmatch(header.strip())
-    if asked is None or asked[1] == asked[2] == b"":
+    match = None if header is None else _RANGE_HEADER.fullmatch(header.strip())
+    if match is None or match[1] == match[2] == b"":
         return None
     condition = context.request.header(b"if-range")
-    # What stands before the dash is the content: another checkpoint alone does not make it another file.
+    # The part before the dash is the content's checksum: a checkpoint alone does not change the file.
     if condition is not None and not condition.startswith(b'"%016x-' % digest):
         return None
-    if asked[1]:
-        first, stop = int(asked[1]), min(int(asked[2]) + 1, size) if asked[2] else size
-        if asked[2] and int(asked[2]) < first:
-            return None  # not a range at all
+    if match[1]:
+        first, stop = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+        if match[2] and int(match[2]) < first:
+            return None  # invalid, so it is ignored
     else:
-        first, stop = max(size - int(asked[2]), 0), size
+        first, stop = max(size - int(match[2]), 0), size
     if first >= stop:
         problem = ApiError(
-            "range_not_satisfiable", f"the file has {size} bytes; nothing was read, ask for some of them"
+            "range_not_satisfiable", f"the file has {size} bytes; nothing was read, ask for a range inside"
         )
         raise _Unsatisfiable(problem, size)
     return first, stop
 
 
 class _Unsatisfiable(ApiError):
-    """416, with how long the file is."""
+    """416 with the length of the file."""
 
     def __init__(self, problem: ApiError, size: int) -> None:
         super().__init__(problem.code, problem.message, {"bytes": size})
         self._size = size
 
     def response(self) -> Response:
-        made = super().response()
-        made.headers = (*made.headers, (b"content-range", b"bytes */%d" % self._size))
-        return made
+        response = super().response()
+        response.headers = (*response.headers, (b"content-range", b"bytes */%d" % self._size))
+        return response
 
 
 async def _send_bytes(
     context: RequestContext, status: int, view: memoryview, headers: list[tuple[bytes, bytes]]
 ) -> Response | Stream:
-    """Small ones at once, large ones in pieces, read off the loop: a page that is not in memory waits for the disk.
-    The mapping is held until the last byte is on its way."""
+    """Send small files at once and large ones in pieces, read in a thread: a page that is not in memory waits for the
+    disk. The mapping stays open until the last byte is written."""
     work = context.service.run_blocking
     if len(view) <= _PIECE_BYTES:
         return Response(status, await work(partial(bytes, view)), OCTET_STREAM, headers)
@@ -218,9 +218,9 @@ async def _send_bytes(
 
     async def run(sink: Sink) -> None:
         with slot.open():
-            for at in range(0, len(view), _PIECE_BYTES):
+            for start in range(0, len(view), _PIECE_BYTES):
                 await sink.wait_ready()
-                sink.write(await work(partial(bytes, view[at : at + _PIECE_BYTES])))
+                sink.write(await work(partial(bytes, view[start : start + _PIECE_BYTES])))
                 await sink.drain()
 
     return Stream(status, run, OCTET_STREAM, headers)

@@ -1,16 +1,16 @@
-"""Watching topics: a session says what, and a stream of Server-Sent Events tells of it.
+"""Server-Sent Events: records of a watch session's topics, and jobs of a queue.
 
-[shell] Jobs pushed to a worker, as Server-Sent Events.
+A job stream:
 
     retry: 2000                                       first, once
-    id: <seq>␊event: job␊data: {"topic",…}␊␊          as many as it may hold without settling them
+    id: <seq>␊event: job␊data: {"topic",…}␊␊          up to `max` jobs that are not settled
     event: error␊data: {"code","error","topic"}␊␊     then the end
-    : hb 1700000000000␊␊                              when nothing was said for long
+    : hb 1700000000000␊␊                              after a time without events
 
-    room? ──► stand in line ──► jobs, leased to this connection ──► frames ──► room? …
+    capacity? ──► wait in the claim queue ──► jobs, leased to this connection ──► frames ──► capacity? …
 
-A worker holds at most `max` jobs: every ack, nack and lease that ran out makes room for another. When the connection
-ends, whatever it still holds is free at once.
+A worker holds at most `max` jobs: every ack, nack and expired lease frees capacity for another. When the connection
+ends, its leases end at once.
 """
 
 from __future__ import annotations
@@ -140,9 +140,11 @@ def stream_watch(context: RequestContext) -> AnyResponse:
     check_accepts_events(request.header(b"accept"))
     session = service.push.watch_sessions.find(context.path_names[0])
     if session is None:
-        raise ApiError("not_found", "there is no such watch session, or it was idle for too long; watch again")
+        raise ApiError(
+            "not_found", "there is no such watch session, or it has expired; nothing was done, create a new one"
+        )
     if principal is not None and not compare_digest(principal.identity, session.principal.identity):
-        raise ApiError("unauthorized", "the key that made this session is needed; nothing was done")
+        raise ApiError("unauthorized", "this session needs the key that created it; nothing was done")
     if request.method == "HEAD":
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
     topics = {name: service.engine.find(name) for name in session.epochs}
@@ -156,22 +158,22 @@ def stream_watch(context: RequestContext) -> AnyResponse:
 
 
 def check_accepts_events(header: bytes | None) -> None:
-    """Refuse a client that does not take events."""
+    """Refuse a client that does not accept events."""
     if header and header.strip() and EVENT_STREAM not in header and b"*/*" not in header:
-        raise ApiError("not_acceptable", "this is text/event-stream and nothing else; nothing was done, accept that")
+        raise ApiError("not_acceptable", "the response is text/event-stream; nothing was done, accept this type")
 
 
 def _authenticate(context: RequestContext) -> Principal:
-    """Who asks. A request without a valid key learns nothing, not even which sessions there are."""
+    """The principal. A request without a valid key does not learn whether a session exists."""
     secret = bearer_token(context.request.header(b"authorization")) or context.query.text("token")
     principal = None if secret is None else context.service.auth.keys.find(secret)
     if principal is None:
-        raise ApiError("unauthorized", "the key that made this session is needed; nothing was done")
+        raise ApiError("unauthorized", "this session needs the key that created it; nothing was done")
     return principal
 
 
 def _decode_last_event_id(header: bytes | None) -> dict[str, int]:
-    """Decode the cursors that the client has seen last; an id that this server did not make is ignored."""
+    """Decode the cursors of the last event that the client got; an id that is none of ours is ignored."""
     if not header:
         return {}
     try:
@@ -199,8 +201,8 @@ async def _run_watch(
 
 
 WORK_HEARTBEAT_MS: Final = 15_000
-_ROUND_BYTES: Final = 1 << 20  # about so much is claimed at once: a peer that stalls has leased no more
-_FIRST_ROUND_JOBS: Final = 32  # jobs, before it is known how large they are
+_ROUND_BYTES: Final = 1 << 20  # of one claim, about: a client that stalls has leased no more
+_FIRST_ROUND_JOBS: Final = 32  # before the size of a job is known
 _CONFLICT_STATUS: Final = 409
 _TOO_SLOW_STATUS: Final = 429
 _encode_json = msgspec.json.Encoder().encode
@@ -228,16 +230,16 @@ def stream_jobs(context: RequestContext) -> AnyResponse:
     node = query.text("node") or ""
     check_node(node)
     queue = requested_queue(context)
-    most = min(max(query.number("max", 1), 1), api_types.CLAIM_JOBS_MAX)
-    length_ms = query.number("lease_ms", -1)
-    worker = JobStream(service, queue, node, most, None if length_ms < 0 else clamp_lease_ms(length_ms))
+    jobs_max = min(max(query.number("max", 1), 1), api_types.CLAIM_JOBS_MAX)
+    lease_ms = query.number("lease_ms", -1)
+    worker = JobStream(service, queue, node, jobs_max, None if lease_ms < 0 else clamp_lease_ms(lease_ms))
     if request.method == "HEAD":
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
     return Stream(200, partial(worker.run, StreamSlot(service, context.principal)), EVENT_STREAM, STREAM_HEADERS)
 
 
 class JobSsePeer(SsePeer):
-    """What a worker is told, as bytes."""
+    """Encodes the events of a job stream."""
 
     def __init__(self, sink: Sink, topic: str, loop_time: Callable[[], float]) -> None:
         super().__init__(sink, loop_time)
@@ -247,7 +249,7 @@ class JobSsePeer(SsePeer):
         self._write(RETRY_FRAME)
 
     def send_jobs(self, leased: ClaimResult) -> int:
-        """Each job is a frame, and all of them one write; how many bytes that was."""
+        """Send each job as a frame, all in one write; return the number of bytes."""
         topic = self._topic
         text = b"".join(
             b'id: %d\nevent: job\ndata: {"topic":%b,%b\n\n' % (seq, topic, job[1:])
@@ -263,22 +265,22 @@ class JobSsePeer(SsePeer):
         self._write_error(b"%d" % _TOO_SLOW_STATUS, SLOW_MESSAGE)
 
     def send_error(self, error: Error) -> None:
-        """A queue that is gone, or is none any more, is 409 to the contract; anything else has its own code."""
-        gone = isinstance(error, TopicNotFound | NotAQueue)
-        self._write_error(b"%d" % _CONFLICT_STATUS if gone else _encode_json(api_error_from(error).code), str(error))
+        """Send an error: 409 where the topic was dropped or is no queue any more (by contract), else its code."""
+        is_gone = isinstance(error, TopicNotFound | NotAQueue)
+        self._write_error(b"%d" % _CONFLICT_STATUS if is_gone else _encode_json(api_error_from(error).code), str(error))
 
-    def _write_error(self, code: bytes, said: str) -> None:
+    def _write_error(self, code: bytes, message: str) -> None:
         self._write(
-            b'event: error\ndata: {"code":%b,"error":%b,"topic":%b}\n\n' % (code, _encode_json(said), self._topic)
+            b'event: error\ndata: {"code":%b,"error":%b,"topic":%b}\n\n' % (code, _encode_json(message), self._topic)
         )
 
 
 class JobStream:
-    """One connection that works. Its leases are known by it, so that they end with it."""
+    """One connection of a worker. It is the owner of its leases, so that they end with it."""
 
-    def __init__(self, service: Service, queue: Queue, node: str, jobs_max: int, length_ms: int | None) -> None:
+    def __init__(self, service: Service, queue: Queue, node: str, jobs_max: int, lease_ms: int | None) -> None:
         self._service, self._queue = service, queue
-        self._node, self._jobs_max, self._lease_ms = node, jobs_max, length_ms
+        self._node, self._jobs_max, self._lease_ms = node, jobs_max, lease_ms
         self._round_jobs_max = _FIRST_ROUND_JOBS
 
     def _next_request(self) -> ClaimRequest | None:
@@ -313,6 +315,6 @@ class JobStream:
         self._round_jobs_max = min(max(_ROUND_BYTES * count // size, 1), api_types.CLAIM_JOBS_MAX)
 
     def _release(self) -> None:
-        """What it holds is free at once; of a queue that is gone, or of an engine that is closed, nothing is held."""
+        """End its leases. A dropped queue and a closed engine have none."""
         with suppress(Error):
             operations_of(self._queue).release_connection(self)

@@ -1,18 +1,13 @@
-"""[shell] Channels over a WebSocket: one user a connection, who hears and says, on as many channels as it likes.
+"""WebSocket connections: follow and write topics, and use channels as one user.
 
-    command ──► publishes that are under way end ──► done, off the loop ──► its answer      one behind the other
-    publish ──► its lane ──► ack, when it is done                                           many under way, in order
-    receivers ──► the socket, beside it
+    receive ──► command ──► its reply           in order; only commits run concurrently,
+                   └──► submitted ──► ack        and are acknowledged when they are done
+    TopicStream ──► records of followed topics  concurrently, and never before `subscribed`
+    ChannelStream ──► messages of channels      concurrently
 
-The user is found out with the first command, once. What the connection does itself it is not told of.
-
-[shell] Topics over a WebSocket: follow many, write to many, on one connection. Channels: `channel_socket`.
-
-    receive ──► command ──► its answer          in the order they came; only commits are under way together,
-                   └──► staged ──► ack           and are acknowledged as they are done
-    delivery ──► records of what is followed    beside it, and never before `subscribed`
-
-A command that fails is answered with an error and the socket stays open.
+A channel command waits for the publishes before it and runs in a thread; publishes run concurrently, in order. The
+first channel command authenticates the user. A connection gets no events of its own changes. A command that fails
+gets an error reply, and the connection stays open.
 """
 
 from __future__ import annotations
@@ -71,33 +66,33 @@ from tidelog.server.request import RequestContext
 from tidelog.server.response_types import TimedBody
 from tidelog.server.service import Service
 
-_CHANNEL_READ, _CHANNEL_WRITE, _CHANNEL_DELETE = (frozenset((scope,)) for scope in (READ, WRITE, DELETE))
+_READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
 _COMMAND_SCOPES: Final[dict[type[ops.ChannelCommandBase], frozenset[str]]] = {
-    ops.ChannelJoinCommand: _CHANNEL_WRITE,
-    ops.ChannelLeaveCommand: _CHANNEL_WRITE,
-    ops.ChannelSubscribeCommand: _CHANNEL_READ,
-    ops.ChannelUnsubscribeCommand: _CHANNEL_READ,
-    ops.ChannelPublishCommand: _CHANNEL_WRITE,
-    ops.ChannelHistoryCommand: _CHANNEL_READ,
-    ops.ChannelMembersCommand: _CHANNEL_READ,
-    ops.ChannelConfigureCommand: _CHANNEL_WRITE,
-    ops.ChannelSetAclCommand: _CHANNEL_WRITE,
-    ops.ChannelDeleteCommand: _CHANNEL_DELETE,
-    ops.ChannelPushCommand: _CHANNEL_WRITE,
-    ops.ChannelPopCommand: _CHANNEL_READ | _CHANNEL_WRITE,
-    ops.ChannelClearCommand: _CHANNEL_DELETE,
+    ops.ChannelJoinCommand: _WRITE,
+    ops.ChannelLeaveCommand: _WRITE,
+    ops.ChannelSubscribeCommand: _READ,
+    ops.ChannelUnsubscribeCommand: _READ,
+    ops.ChannelPublishCommand: _WRITE,
+    ops.ChannelHistoryCommand: _READ,
+    ops.ChannelMembersCommand: _READ,
+    ops.ChannelConfigureCommand: _WRITE,
+    ops.ChannelSetAclCommand: _WRITE,
+    ops.ChannelDeleteCommand: _DELETE,
+    ops.ChannelPushCommand: _WRITE,
+    ops.ChannelPopCommand: _READ | _WRITE,
+    ops.ChannelClearCommand: _DELETE,
 }
 _encode = msgspec.json.Encoder().encode
 
 
 class SessionHost(Protocol):
-    """The conversation that this is part of."""
+    """The connection of a channel session."""
 
     def fail(self, command: ops.ChannelCommand, error: BaseException) -> None:
-        """Answer a command with an error."""
+        """Send an error reply to a command."""
 
     def add_pending_bytes(self, size: int) -> None:
-        """So many bytes more, or less, wait for their ack."""
+        """Count bytes of commands without an ack; negative when they got it."""
 
     async def wait_writable(self) -> None: ...
     def close_slow_consumer(self) -> None: ...
@@ -117,8 +112,8 @@ class ChannelSession:
 
     def close(self) -> None:
         self._closed = True
-        for receiver in self._streams.values():
-            receiver.close()
+        for stream in self._streams.values():
+            stream.close()
         self._streams.clear()
         if self._drain_task is not None:
             self._drain_task.cancel()
@@ -144,7 +139,7 @@ class ChannelSession:
         if isinstance(command, ops.ChannelPublishCommand):
             self._publish(command, user, size)
             return
-        if self._publishes_in_flight:  # what was said before this was said before it
+        if self._publishes_in_flight:  # commands take effect in the order of the client
             await asyncio.wait(self._publishes_in_flight)
         match command:
             case ops.ChannelSubscribeCommand():
@@ -155,9 +150,9 @@ class ChannelSession:
                 await self._execute_blocking(command, user)
 
     async def _execute_blocking(self, command: ops.ChannelCommand, user: str) -> None:
-        """Whatever is one call that may wait."""
-        work = self._command_call(command, user)
-        self._socket.send(await self._service.channels.run_blocking(work))
+        """Run a command in a thread: it may wait for a disk or a lock."""
+        call = self._command_call(command, user)
+        self._socket.send(await self._service.channels.run_blocking(call))
 
     def _command_call(self, command: ops.ChannelCommand, user: str) -> Callable[[], bytes]:
         manager, channel = self._service.channels.manager, command.channel
@@ -211,47 +206,47 @@ class ChannelSession:
             case _:
                 raise AssertionError("the caller handles the other commands")
 
-    # ── hearing ───────────────────────────────────────────────────────────────────────────────
+    # ── subscriptions ─────────────────────────────────────────────────────────────────────────
 
     async def _subscribe(self, command: ops.ChannelSubscribeCommand, user: str) -> None:
-        """In place of how it was heard before: from where that was, unless the command says another place."""
-        channel, rooms = command.channel, self._service.channels
+        """Start a stream. It replaces and continues an earlier one of the channel, unless from_seq is given."""
+        channel = command.channel
         if command.from_seq is not None and command.from_seq < 0:
-            raise ApiError("invalid_request", "from_seq is a seq, or 0 before the first; nothing was done")
-        receiver = ChannelStream(rooms, channel, user, self._on_stream_change, self)
-        await receiver.open()
-        before, after = self._streams.pop(channel, None), command.from_seq
-        if before is not None:
-            before.close()
-            after = before.sent_seq or None if after is None else after
+            raise ApiError("invalid_request", "from_seq must be a seq, or 0 for the first one; nothing was done")
+        stream = ChannelStream(self._service.channels, channel, user, self._on_stream_change, self)
+        await stream.open()
+        previous, after = self._streams.pop(channel, None), command.from_seq
+        if previous is not None:
+            previous.close()
+            after = previous.sent_seq or None if after is None else after
         if self._closed:
-            receiver.close()
+            stream.close()
             return
-        self._streams[channel] = receiver
+        self._streams[channel] = stream
         self._socket.send(_encode_reply(command.request_id, "channel_subscribed", channel=channel, user=user))
         if after is not None:
-            await receiver.catch_up(self._peer, after, self._host.wait_writable)
-        receiver.start(self._peer)
+            await stream.catch_up(self._peer, after, self._host.wait_writable)
+        stream.start(self._peer)
 
     def _unsubscribe(self, command: ops.ChannelUnsubscribeCommand) -> None:
-        receiver = self._streams.pop(command.channel, None)
-        if receiver is not None:
-            receiver.close()
+        stream = self._streams.pop(command.channel, None)
+        if stream is not None:
+            stream.close()
         self._socket.send(
-            _encode_reply(command.request_id, "channel_unsubscribed", channel=command.channel, was=receiver is not None)
+            _encode_reply(command.request_id, "channel_unsubscribed", channel=command.channel, was=stream is not None)
         )
 
     def _on_stream_change(self) -> None:
-        """A receiver is held, or over."""
-        for channel, receiver in list(self._streams.items()):
-            if receiver.is_ended:
+        """A stream was paused or ended."""
+        for channel, stream in list(self._streams.items()):
+            if stream.is_ended:
                 del self._streams[channel]
-                receiver.close()
-        if self._drain_task is None and not self._closed and any(each.is_paused for each in self._streams.values()):
+                stream.close()
+        if self._drain_task is None and not self._closed and any(stream.is_paused for stream in self._streams.values()):
             self._drain_task = self._service.spawn(self._resume_when_writable())
 
     async def _resume_when_writable(self) -> None:
-        """Wait for a peer that is behind, then go on."""
+        """Wait for a slow client, then resume its streams."""
         try:
             await self._host.wait_writable()
         except SlowConsumer:
@@ -262,17 +257,17 @@ class ChannelSession:
         finally:
             self._drain_task = None
         if not self._closed:
-            for receiver in list(self._streams.values()):
-                if receiver.is_paused:
-                    receiver.resume()
+            for stream in list(self._streams.values()):
+                if stream.is_paused:
+                    stream.resume()
 
-    # ── saying ────────────────────────────────────────────────────────────────────────────────
+    # ── publishing ────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, command: ops.ChannelPublishCommand, user: str, size: int) -> None:
         body = api_types.PublishToChannel(command.payload, command.payload_base64, command.messages, command.qos)
         payloads = channels.publish_payloads(body)
         future = self._service.channels.publish(command.channel, user, payloads, qos=command.qos, source=self)
-        if future.done() and not self._publishes_in_flight:  # an earlier one may be done and not told yet
+        if future.done() and not self._publishes_in_flight:  # the ack of an earlier one may not be sent yet
             self._send_ack(command, future)
             return
         self._publishes_in_flight.add(future)
@@ -303,13 +298,12 @@ def _encode_body_reply(request_id: Raw, op: str, body: TimedBody) -> bytes:
 
 
 T = TypeVar("T")
-PENDING_BYTES_MAX: Final = 8 << 20  # of writes that wait for the disk; past it no more commands are read
+PENDING_BYTES_MAX: Final = 8 << 20  # of writes without an ack; above it no more commands are read
 _NO_MESSAGE_LIMIT: Final = 1 << 62
-_LOGGED_ID_BYTES_MAX: Final = 128  # of what a client calls a command, in the log
+_LOGGED_ID_BYTES_MAX: Final = 128  # of a command's request_id
 _CLOSE_GOING_AWAY: Final = 1001
 _CLOSE_POLICY_VIOLATION: Final = 1008
 _log = logging.getLogger("tidelog.server")
-_READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
 
 
 @operation("socket", errors=("invalid_request", "upgrade_required"), statuses=(101,))
@@ -321,8 +315,10 @@ def open_websocket(context: RequestContext) -> AnyResponse:
     """
     service = context.service
     if not context.request.upgrade:
-        raise ApiError("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
-    _ = service.engine  # raises where there is none yet
+        raise ApiError(
+            "invalid_request", "this path is a WebSocket over HTTP/1.1; nothing was done, send an upgrade request"
+        )
+    _ = service.engine  # raises before the server is ready
     slot = StreamSlot(service, context.principal)
     run = partial(_run_session, service, claimed_identity(context), context.request_id.decode(), slot)
     return Upgrade(run, service.config.max_body_bytes or _NO_MESSAGE_LIMIT)
@@ -342,7 +338,7 @@ async def _run_session(
 
 class WebSocketSession:
     def __init__(self, service: Service, identity: ClaimedIdentity, connection_id: str, socket: Socket) -> None:
-        """`name` is the id of the request that it began with."""
+        """`connection_id`: the id of the upgrade request."""
         self._service, self._principal, self._connection_id, self._socket = (
             service,
             identity.principal,
@@ -352,32 +348,32 @@ class WebSocketSession:
         self._channels = ChannelSession(service, identity, socket, self)
         self._peer = TopicWebSocketPeer(socket)
         self._topic_stream = TopicStream(service, self._peer, {}, persistent=True)
-        self._pending_bytes = 0  # bytes
+        self._pending_bytes = 0  # of commands without an ack
         self._pending_changed = asyncio.Event()
 
     async def run(self) -> None:
-        service, delivery = self._service, self._topic_stream
-        listening = service.loop.create_task(self._receive_loop())
-        listening.add_done_callback(self._on_receive_done)
+        service, stream = self._service, self._topic_stream
+        receiving = service.loop.create_task(self._receive_loop())
+        receiving.add_done_callback(self._on_receive_done)
         stopping = service.loop.create_task(service.stopping.wait())
-        stopping.add_done_callback(lambda _: delivery.wake())
+        stopping.add_done_callback(lambda _: stream.wake())
         try:
-            await delivery.run()
-            if listening.done():
-                listening.result()  # the peer closed, or is gone, or is too slow for its answers
+            await stream.run()
+            if receiving.done():
+                receiving.result()  # raises where the client disconnected or is too slow
             else:
                 self._socket.close(_CLOSE_GOING_AWAY, "shutting down")
         except SlowConsumer:
             self._socket.close(_CLOSE_POLICY_VIOLATION, "too slow")
         finally:
-            listening.cancel()
+            receiving.cancel()
             stopping.cancel()
-            delivery.close()
+            stream.close()
             self._channels.close()
 
-    def _on_receive_done(self, listening: asyncio.Task[None]) -> None:
-        if not listening.cancelled():
-            listening.exception()  # looked at here: `run` may be at its own end already
+    def _on_receive_done(self, receiving: asyncio.Task[None]) -> None:
+        if not receiving.cancelled():
+            receiving.exception()  # retrieved here: `run` may have ended already
         self._topic_stream.end()
 
     async def _receive_loop(self) -> None:
@@ -401,16 +397,16 @@ class WebSocketSession:
         try:
             command = await self._run_by_size(len(text), partial(decode_command, text))
         except BadBody as error:
-            asked = await self._run_by_size(len(text), partial(extract_request_id, text))
-            self._send(ErrorReply(asked, "invalid_json", f"{error}; nothing was done"))
+            request_id = await self._run_by_size(len(text), partial(extract_request_id, text))
+            self._send(ErrorReply(request_id, "invalid_json", f"{error}; nothing was done"))
             return
         try:
             await self._execute(command, text)
-        except Exception as error:  # the rim: a mistake of ours is one command's error
+        except Exception as error:  # a bug of the server is the error of one command
             self.fail(command, error)
 
     async def _run_by_size(self, size: int, call: Callable[[], T]) -> T:
-        """Look at a message of this size: on the loop where that takes no time, and in a thread else."""
+        """Run a call on a message of this size: on the loop where it is small, else in a thread."""
         return call() if size <= write.BLOCKING_PARSE_BYTES else await self._service.run_blocking(call)
 
     async def _execute(self, command: Command, text: bytes) -> None:
@@ -440,7 +436,7 @@ class WebSocketSession:
         if command.topic is not None:
             wanted.setdefault(command.topic, Cursor(command.from_seq, command.tail))
         if not wanted:
-            raise ApiError("invalid_request", "subscribe names a topic or topics; nothing was done")
+            raise ApiError("invalid_request", "subscribe needs topic or topics; nothing was done")
         self._check_allowed(_READ, *wanted)
         followed = await resolve_topics(self._service, wanted, command, lenient=command.lenient)
         self._send(SubscribedReply(command.request_id, followed.watermarks))
@@ -450,7 +446,7 @@ class WebSocketSession:
     def _unsubscribe(self, command: UnsubscribeCommand) -> None:
         names = [*([] if command.topic is None else [command.topic]), *command.topics]
         if not names:
-            raise ApiError("invalid_request", "unsubscribe names a topic or topics; nothing was done")
+            raise ApiError("invalid_request", "unsubscribe needs topic or topics; nothing was done")
         for name in names:
             self._topic_stream.unfollow(name)
         self._send(UnsubscribedReply(command.request_id, names))
@@ -458,13 +454,13 @@ class WebSocketSession:
     # ── writes ────────────────────────────────────────────────────────────────────────────────
 
     async def _publish(self, command: PublishCommand, text: bytes) -> None:
-        """Stage a write and go on; its ack follows when it is done."""
+        """Submit a write; its ack follows when it is committed."""
         service, name = self._service, command.topic
         began_us = service.clock.monotonic_us()
         self._check_allowed(_WRITE, name)
         engine = service.engine
         if name.startswith(OWN):
-            check_topic_name(name)  # which it cannot be
+            check_topic_name(name)  # raises: the prefix is reserved
         if len(text) > write.BLOCKING_PARSE_BYTES and not await service.admit_large():
             await service.reject_large(wait_if_full=command.disable_backpressure)
         config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config))
@@ -482,8 +478,8 @@ class WebSocketSession:
         if topic is None:
             topic, created = await write.ensure_topic(service, name, command.create, config, batch, self._principal)
         durability = topic.config.durability
-        # The next command waits for this, so that what a client writes to a topic stays in its order.
-        token, held_us = await service.writes.submit_async(
+        # The next command waits for this, so that writes of a client to a topic keep their order.
+        future, throttled_us = await service.writes.submit_async(
             topic,
             batch,
             command.idempotency_key,
@@ -492,7 +488,7 @@ class WebSocketSession:
         )
         self._pending_bytes += len(text)
         service.writes.add_done_callback(
-            token, partial(self._on_publish_done, command, len(text), began_us, held_us, created, durability)
+            future, partial(self._on_publish_done, command, len(text), began_us, throttled_us, created, durability)
         )
 
     def _on_publish_done(
@@ -500,21 +496,21 @@ class WebSocketSession:
         command: PublishCommand,
         size: int,
         began_us: int,
-        held_us: int,
+        throttled_us: int,
         created: bool,
         durability: str,
-        token: CommitFuture[Appended],
+        future: CommitFuture[Appended],
     ) -> None:
         self._pending_bytes -= size
         self._pending_changed.set()
         try:
-            done = token.wait()  # its outcome is known
+            done = future.wait()  # does not block: it is done
         except Error as error:
             self.fail(command, error)
             return
         service = self._service
         service.metrics.count_written(command.topic, 0 if done.deduped else done.count)
-        took = write.write_performance((service.clock.monotonic_us() - began_us) / 1000, done, held_us)
+        times = write.write_performance((service.clock.monotonic_us() - began_us) / 1000, done, throttled_us)
         self._send(
             PublishAck(
                 command.request_id,
@@ -527,45 +523,49 @@ class WebSocketSession:
                 created and not done.deduped,
                 done.deduped,
                 durability,
-                took,
+                times,
             )
         )
 
-    # ── answers ───────────────────────────────────────────────────────────────────────────────
+    # ── replies ───────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, answer: msgspec.Struct) -> None:
-        self._socket.send(encode_reply(answer))
+    def _send(self, reply: msgspec.Struct) -> None:
+        self._socket.send(encode_reply(reply))
 
     def fail(self, command: Command, error: BaseException) -> None:
-        """Answer a command with an error."""
+        """Send an error reply to a command."""
         if isinstance(error, ApiError):
             problem = error
         elif isinstance(error, Error):
             problem = api_error_from(error)
             if problem.status >= 500:
-                _log.error("a command over a WebSocket: %s", error, extra={"fields": self._log_fields(command)})
+                _log.error("a WebSocket command failed: %s", error, extra={"fields": self._log_fields(command)})
         else:
-            _log.error("a command over a WebSocket broke", exc_info=error, extra={"fields": self._log_fields(command)})
-            problem = ApiError("internal", "the server broke on this command; see its log")
+            _log.error(
+                "a WebSocket command failed unexpectedly", exc_info=error, extra={"fields": self._log_fields(command)}
+            )
+            problem = ApiError(
+                "internal", "the server failed on this command; it is unknown what was done, see the server's log"
+            )
         self._send(ErrorReply(command.request_id, problem.code, problem.message))
 
     def _log_fields(self, command: Command) -> dict[str, str]:
-        """For the log: the command's own id, or its connection's, and what it was about."""
-        asked = (
+        """The command's request_id, or its connection's, and its topic or channel."""
+        request_id = (
             ""
             if command.request_id == JSON_NULL
             else bytes(command.request_id)[:_LOGGED_ID_BYTES_MAX].decode(errors="replace")
         )
-        named = {place: getattr(command, place, None) for place in ("topic", "channel")}
+        names = {field: getattr(command, field, None) for field in ("topic", "channel")}
         return {
-            "request_id": asked.strip('"') or self._connection_id,
-            **{place: name for place, name in named.items() if name},
+            "request_id": request_id.strip('"') or self._connection_id,
+            **{field: name for field, name in names.items() if name},
         }
 
-    # ── for its channels ──────────────────────────────────────────────────────────────────────
+    # ── SessionHost ──────────────────────────────────────────────────────────────────────
 
     def add_pending_bytes(self, size: int) -> None:
-        """So many bytes more, or less, wait for their ack."""
+        """Count bytes of commands without an ack; negative when they got it."""
         self._pending_bytes += size
         self._pending_changed.set()
 

@@ -1,7 +1,4 @@
-"""What clients say of channels over a WebSocket, and the answers: told apart by `op`, as all commands are.
-
-What clients say over a WebSocket, and the answers: one JSON object a message, told apart by `op`.
-"""
+"""Commands and replies of a WebSocket: one JSON object per message, distinguished by `op`."""
 
 from __future__ import annotations
 
@@ -190,12 +187,12 @@ encode_reply = msgspec.json.Encoder().encode
 
 
 def decode_command(text: bytes) -> Command:
-    """A message as a command. Raises BadBody."""
+    """Decode a message. Raises BadBody."""
     return api_types.decode_body(_command_decoder, text)
 
 
 def extract_request_id(text: bytes) -> Raw:
-    """The request_id of a message that is no command, as far as there is one."""
+    """The request_id of a message that is no command, or null."""
     try:
         return api_types.decode_body(_request_id_decoder, text).request_id
     except BadBody:

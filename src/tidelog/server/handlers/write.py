@@ -1,15 +1,11 @@
-"""[hot] The body of a plain write: `{"records":[{"data":…},…]}` and nothing else, in the text that will be stored.
+"""JSON writes: decode the body, build one batch, and respond when the topic's durability class allows it.
 
-body ──► the kernel, one pass ──► the text of each record        where every byte is as it will be stored
-              └── anything else ──► its twin in Python, which also knows blanks, escapes, exponents, depth
+A plain write is `{"records":[{"data":…},…]}` and nothing else. One compiled pass returns the text of each record where
+every byte is as it will be stored; other bodies (blanks, escapes, exponents, deep nesting) go through the decoder.
 
-[policy] When a job may run and how urgent it is: fields of a record on the wire, kept in its meta.
+The schedule of a job is stored in its meta, so that a job is copied, exported and read as any other record:
 
     {"data":…,"delay_ms":5000,"priority":7}  ──►  {"data":…,"meta":{"$run_at_ms":1700000005000,"$priority":7}}
-
-Meta is what a record has anyway, so a job needs no format of its own: it is copied, exported and read as any other.
-
-[hot] Writes: JSON in, one batch, one answer when the topic's class allows it.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ from tidelog.server.request import RequestContext
 from tidelog.server.service import Service
 from tidelog.server.write_pipeline import BatchSlice
 
-_SLICE_BYTES: Final = 1 << 20  # searched at once
+_SLICE_BYTES: Final = 1 << 20  # per search
 _BRACES_PER_RECORD: Final = 16
 _KEY_BYTES_MAX: Final = 64  # of "records" with every letter escaped: 44
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
@@ -63,27 +59,27 @@ def check_records(body: bytes, limits: EngineConfig) -> None:
 
     Every record has a brace. Bodies with few braces are decoded at once; the others are scanned up to the record that
     is one too many, and other threads run between two tokens."""
-    most = limits.batch_records_max
+    records_max = limits.batch_records_max
     braces = 0
     for start in range(0, len(body), _SLICE_BYTES):
         braces += body.count(b"{", start, start + _SLICE_BYTES)
-    if braces <= _BRACES_PER_RECORD * most:
+    if braces <= _BRACES_PER_RECORD * records_max:
         return
     depth = count = 0
     key, in_records = b"", False
-    for token in _TOKEN.finditer(body):
-        found = token[0]
-        if found[:1] == b'"':
+    for match in _TOKEN.finditer(body):
+        token = match[0]
+        if token[:1] == b'"':
             if depth == 1:
-                key = found
-        elif found in (b"}", b"]"):
+                key = token
+        elif token in (b"}", b"]"):
             depth -= 1
         else:
             if depth == 1:
-                in_records = found == b"[" and _is_records(key)
+                in_records = token == b"[" and _is_records(key)
             elif depth == 2 and in_records:
                 count += 1
-                if count > most:
+                if count > records_max:
                     batch_encoder.check_count(limits, count)
             depth += 1
 
@@ -98,27 +94,27 @@ def _is_records(key: bytes) -> bool:
 
 
 def plain_records(body: bytes, limits: EngineConfig) -> list[bytes] | None:
-    """The records of a body that are nothing but data; None for all else, and for what has to be refused."""
+    """The data of a plain write's records; None for any other body, also for one that must be refused."""
     try:
         if not body.isascii():
             body.decode()
     except UnicodeDecodeError:
         return None
-    most = limits.batch_records_max
-    datas = native.parse_plain_body(body, most)
+    records_max = limits.batch_records_max
+    datas = native.parse_plain_body(body, records_max)
     if datas is None:
-        datas = _plain_records_py(body, most)
+        datas = _plain_records_py(body, records_max)
     if datas is None or (len(body) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max):
         return None
     return datas
 
 
 def plain_records_of(bodies: list[bytes], limits: EngineConfig, records_max: int) -> tuple[list[bytes], list[int]]:
-    """The records of all of them, and how many are each one's: 0 where it is not plain or they are more than `most`."""
+    """The data of all bodies, and the number of records of each: 0 for a body that is not plain or has too many."""
     records_max = min(records_max, limits.batch_records_max)
-    found = native.parse_plain_bodies(bodies, records_max, limits.record_bytes_max)
-    if found is not None:
-        return found
+    parsed = native.parse_plain_bodies(bodies, records_max, limits.record_bytes_max)
+    if parsed is not None:
+        return parsed
     datas: list[bytes] = []
     counts: list[int] = []
     for body in bodies:
@@ -155,39 +151,39 @@ def is_scheduled(record: RecordToWrite) -> bool:
 
 
 def move_schedule_to_meta(records: Sequence[RecordToWrite], now_ms: int) -> bool:
-    """Move what says when into meta; whether any of them said so. Raises where it cannot be meant."""
-    found = False
+    """Move schedules into meta; return whether any record has one. Raises BadInput for an invalid one."""
+    has_schedule = False
     for record in records:
         if is_scheduled(record):
-            found = True
+            has_schedule = True
             record.meta = Raw(
                 _encode_meta({**(decode_meta(bytes(record.meta)) or {}), **_schedule_meta(record, now_ms)})
             )
-    return found
+    return has_schedule
 
 
 def _schedule_meta(record: RecordToWrite, now_ms: int) -> dict[str, int]:
     run_at_ms, delay_ms, priority = record.run_at_ms, record.delay_ms, record.priority
-    made: dict[str, int] = {}
+    meta: dict[str, int] = {}
     if run_at_ms is not None and delay_ms is not None:
         raise BadInput("a job has run_at_ms or delay_ms, not both; nothing was written, leave one out")
     if run_at_ms is not None:
-        made[RUN_AT_KEY] = _check_range("run_at_ms", run_at_ms, 0, RUN_AT_MS_MAX)
+        meta[RUN_AT_KEY] = _check_range("run_at_ms", run_at_ms, 0, RUN_AT_MS_MAX)
     if delay_ms is not None:
-        made[RUN_AT_KEY] = now_ms + _check_range("delay_ms", delay_ms, 0, RUN_AT_MS_MAX - now_ms)
+        meta[RUN_AT_KEY] = now_ms + _check_range("delay_ms", delay_ms, 0, RUN_AT_MS_MAX - now_ms)
     if priority is not None:
-        made[PRIORITY_KEY] = _check_range("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
-    return made
+        meta[PRIORITY_KEY] = _check_range("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
+    return meta
 
 
 def _check_range(name: str, value: int, minimum: int, maximum: int) -> int:
     if not minimum <= value <= maximum:
-        raise BadInput(f"{name} is a whole number from {minimum} to {maximum}, not {value!r:.40}; nothing was written")
+        raise BadInput(f"{name} must be an integer from {minimum} to {maximum}, not {value!r:.40}; nothing was written")
     return value
 
 
 def check_is_queue(topic: str, kind: str) -> None:
-    """Refuse a schedule for what is no queue: a log hands nothing out, so nothing would come of it."""
+    """Refuse a schedule in a log, where it would have no effect."""
     if kind != "queue":
         raise BadInput(
             f"{topic} is a log: run_at_ms, delay_ms and priority are for jobs of a queue; nothing was written, leave "
@@ -195,11 +191,11 @@ def check_is_queue(topic: str, kind: str) -> None:
         )
 
 
-_BATCHED_RECORDS_MAX: Final = 1_000  # a write of more records is worth a batch of its own
-BLOCKING_PARSE_BYTES: Final = 256 << 10  # of a body that is looked at in a thread: 64 MiB take half a second and more
+_BATCHED_RECORDS_MAX: Final = 1_000  # a write of more records gets a batch of its own
+BLOCKING_PARSE_BYTES: Final = 256 << 10  # larger bodies are parsed in a thread: 64 MiB take half a second and more
 _ONE_CALL_BYTES: Final = 2 << 20
-"""Of a body that is decoded by one compiled call, which holds the interpreter: 0.15 to 0.35 s for 60 MiB. The decoder
-of larger ones calls Python code for every record, so other threads run in between."""
+"""The largest body that one compiled call decodes. The call holds the interpreter: 0.15 to 0.35 s for 60 MiB. The
+decoder of larger bodies calls Python code for every record, so that other threads run in between."""
 _write_decoder = api_types.json_decoder(api_types.Write)
 _large_decoder = api_types.json_decoder(api_types.LargeWrite)
 _encode = msgspec.json.Encoder().encode
@@ -207,7 +203,7 @@ _ADMIN_SCOPE = frozenset((ADMIN,))
 
 
 class WriteResponse(msgspec.Struct, omit_defaults=True):
-    """The answer to a write."""
+    """The response to a write, as it is encoded; `response_types.Written` describes it."""
 
     topic: str
     first_seq: int
@@ -216,15 +212,15 @@ class WriteResponse(msgspec.Struct, omit_defaults=True):
     count: int
     created: bool
     deduped: bool
-    durability: str  # what this ack means: the class of the topic, whatever a config in the write asked for
+    durability: str  # the class of the topic, whatever a config in the write asked for
     performance: dict[str, float]
     seqs: list[int] | None = None
 
 
 class _ParsedWrite(NamedTuple):
-    """A write that was looked at."""
+    """A parsed write."""
 
-    body: api_types.Write  # without its records where they are nothing but data
+    body: api_types.Write  # without its records where the write is plain
     config: TopicConfig | ApiError | None
     batch: Batch
     key: str | None
@@ -236,24 +232,24 @@ def write_records(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, 
         return _write_large(context, topic)
     if topic is not None and not topic.needs_expiry and _try_batched_write(context, topic):
         return None
-    asked = _parse_write(context, topic)
+    parsed = _parse_write(context, topic)
     if topic is None or topic.needs_expiry:
-        return _write_async(context, asked)
-    _submit(context, topic, asked.batch, asked.key, wait_if_full=asked.body.disable_backpressure)
+        return _write_async(context, parsed)
+    _submit(context, topic, parsed.batch, parsed.key, wait_if_full=parsed.body.disable_backpressure)
     return None
 
 
 async def _write_large(context: RequestContext, topic: Topic | None) -> Response:
-    """A write whose body takes a while to look at: that is done in a thread. It waits for a checkpoint that is slower
-    than the writers, as streamed writes do."""
+    """Parse a large body in a thread. The write waits while checkpoints are slower than writers, as streamed writes
+    do."""
     context.check_json_type()
     service = context.service
     is_admitted = await service.admit_large()
-    asked = await service.run_blocking(partial(_parse_large, context, topic))
+    parsed = await service.run_blocking(partial(_parse_large, context, topic))
     if not is_admitted:
-        await service.reject_large(wait_if_full=asked.body.disable_backpressure)
+        await service.reject_large(wait_if_full=parsed.body.disable_backpressure)
     context.check_key()
-    return await _write_async(context, asked)
+    return await _write_async(context, parsed)
 
 
 def _parse_large(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
@@ -267,7 +263,7 @@ def _parse_large(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
 
 
 def _parse_write(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
-    """What a write asks for, checked. On any thread."""
+    """Decode and check a write. Runs on any thread."""
     engine = context.service.engine
     is_small = len(context.request.body) <= _ONE_CALL_BYTES
     body = context.decode_body(_write_decoder) if is_small else context.decode_body(_large_decoder)
@@ -284,7 +280,7 @@ def _parse_write(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
 
 
 def _try_batched_write(context: RequestContext, topic: Topic) -> bool:
-    """Whether this was a plain write, and is on its way: a few records go along with others of this turn."""
+    """Submit a plain write and return True. A small one joins the batch of this loop turn."""
     request, limits = context.request, context.service.engine.limits
     if request.header(b"idempotency-key") is not None:
         return False
@@ -301,33 +297,33 @@ def _try_batched_write(context: RequestContext, topic: Topic) -> bool:
 
 
 def _on_batch_committed(done: Appended | Error, parts: list[BatchSlice[RequestContext]]) -> None:
-    for call, offset, count in parts:
+    for context, offset, count in parts:
         if isinstance(done, Error):
-            call.fail(done)
+            context.fail(done)
         else:
-            call.service.metrics.count_written(call.topic, count)
-            call.respond(write_response(call, done.slice(offset, count), created=False))
+            context.service.metrics.count_written(context.topic, count)
+            context.respond(write_response(context, done.slice(offset, count), created=False))
 
 
 def parse_write_config(topic: str, given: msgspec.Raw) -> TopicConfig | ApiError | None:
-    """The config of a write that may create its topic, where there is one. Its types are held to, needed or not; what
-    is wrong with the name in it is a problem for whoever needs it, behind all other checks."""
+    """The config of a write, or None. Its types are always checked. A dead_letter name that is invalid is returned as
+    an error, and raised after all other checks by a write that creates the topic."""
     text = bytes(given)
     try:
         return None if text == b"null" else parse_topic_config(topic, text)
-    except ApiError as problem:
-        if problem.detail and isinstance(problem.detail.get("dead_letter"), str):
-            return problem
+    except ApiError as error:
+        if error.detail and isinstance(error.detail.get("dead_letter"), str):
+            return error
         raise
 
 
 def topic_type(config: TopicConfig | ApiError | None) -> TopicType:
-    """Of the topic that would be made with it."""
+    """The type of a topic that is created with this config."""
     return config.type if isinstance(config, TopicConfig) else TopicConfig().type
 
 
 def idempotency_key(context: RequestContext, given: str | None) -> str | None:
-    """The idempotency key: the body's, or else the header's."""
+    """The idempotency key of the body, or else of the header."""
     header = context.request.header(b"idempotency-key") if given is None else None
     key = given if header is None else header.decode("utf-8", "replace")
     check_idempotency_key(key)
@@ -350,7 +346,7 @@ def _on_submitted(context: RequestContext, token: CommitFuture[Appended] | Error
 
 def _on_committed(context: RequestContext, held_us: int, token: CommitFuture[Appended]) -> None:
     try:
-        done = token.wait()  # its outcome is known
+        done = token.wait()  # does not block: it is done
     except Error as error:
         context.fail(error)
         return
@@ -376,7 +372,7 @@ def encode_write_response(
     created: bool = False,
     seqs: bool = True,
 ) -> bytes:
-    """The body of the answer to a write."""
+    """Encode the response to a write."""
     said = WriteResponse(
         topic,
         done.first_seq,
@@ -400,8 +396,7 @@ def encode_write_responses(
     counts: Sequence[int],
     took_us: Sequence[int],
 ) -> list[bytes]:
-    """`told` for many who have a part in one write, one behind the other from `offset` on: how many records are each
-    one's, and how long it took."""
+    """Encode the responses of requests that share a batch from `offset` on, by their records and times."""
     start = b'{"topic":%b,"first_seq":' % _encode(topic)
     took = _encode(write_performance(0.0, done)).removeprefix(b'{"server_total_ms":0.0')
     said = b',"created":false,"deduped":%b,"durability":%b' % (_encode(done.deduped), _encode(durability))
@@ -411,7 +406,7 @@ def encode_write_responses(
 
 
 def write_performance(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[str, float]:
-    """`held_us`: how long it waited to be let in."""
+    """`held_us`: how long the write waited for admission."""
     took = {"server_total_ms": elapsed_ms}
     if not done.deduped:
         took["wal_append_ms"], took["fsync_ms"] = done.write_us / 1000, done.sync_us / 1000
@@ -422,7 +417,7 @@ def write_performance(elapsed_ms: float, done: Appended, held_us: int = 0) -> di
 
 
 async def _write_async(context: RequestContext, parsed: _ParsedWrite) -> Response:
-    """A write that is large, or first has to make its topic, or has to wait until old records are gone for good."""
+    """A write that is large, creates its topic, or waits until expired records are removed."""
     service, batch = context.service, parsed.batch
     topic, created = await ensure_topic(
         service, context.topic, parsed.body.create, parsed.config, batch, context.principal
@@ -437,7 +432,7 @@ async def _write_async(context: RequestContext, parsed: _ParsedWrite) -> Respons
     )
     done = await service.writes.wait(token)
     service.metrics.count_written(context.topic, 0 if done.deduped else done.count)
-    # Another call with its key may have been quicker to write to the topic that this one has made.
+    # Another request with the same key may have written first to the topic that this one created.
     return write_response(context, done, held_us, created=created and not done.deduped)
 
 
@@ -449,7 +444,7 @@ async def ensure_topic(
     first: Batch | ArrowBatch,
     principal: Principal,
 ) -> tuple[Topic, bool]:
-    """The topic to write to, made where that is asked for. A write that would be refused makes none."""
+    """The topic of a write, created where the write allows it. A write that would be refused creates none."""
     engine = service.engine
     topic = engine.find(name)
     if topic is not None:
@@ -465,7 +460,7 @@ async def ensure_topic(
 
 
 def build_batch(limits: EngineConfig, records: list[api_types.RecordToWrite], node: str | None, body: bytes) -> Batch:
-    """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
+    """Build one batch of a body's records. Data is stored as the text that arrived, without blanks between tokens."""
     datas = [bytes(record.data) for record in records]
     if json_codec.may_compact(body):
         datas = list(map(json_codec.compact_json, datas))
@@ -492,7 +487,7 @@ def build_batch(limits: EngineConfig, records: list[api_types.RecordToWrite], no
 
 def _decode_base64(record: api_types.RecordToWrite, data: bytes) -> bytes:
     if record.encoding != "base64":
-        raise BadInput(f"$encoding is base64 or absent, not {record.encoding!r:.80}; nothing was written")
+        raise BadInput(f"$encoding must be base64 or absent, not {record.encoding!r:.80}; nothing was written")
     try:
         return b64decode(msgspec.json.decode(data, type=str), validate=True)
     except ValueError as error:

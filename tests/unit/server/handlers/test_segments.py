@@ -233,7 +233,7 @@ def test_a_copy_under_way_outlives_the_removal_of_its_file(tmp_path: Path) -> No
         assert b"".join(tap.writes) == whole
         gone = await get(world, "/v0/topics/a/segments/1/data")
         assert gone.status == 404
-        assert "read the manifest again" in gone.json["error"]["message"]
+        assert "list the segments again" in gone.json["error"]["message"]
 
     run_with_engine(scenario, tmp_path)
 

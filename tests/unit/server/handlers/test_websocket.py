@@ -937,7 +937,7 @@ def test_a_command_that_fails_is_in_the_log_by_its_id_and_what_it_was_about(monk
                 assert [each["op"] for each in await line.until(3)] == ["error"] * 3
         first, second, third = parse_log(text)
         assert (first["request_id"], first["topic"]) == ("p1", "a")
-        assert first["message"] == "a command over a WebSocket: planted"
+        assert first["message"] == "a WebSocket command failed: planted"
         assert (second["request_id"], second["topic"]) == ("mine", "a")
         assert (third["request_id"], third["channel"]) == ("[1, 2]", "c")
         assert "ZeroDivisionError" in third["trace"]
