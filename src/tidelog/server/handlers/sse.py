@@ -284,9 +284,9 @@ class JobStream:
         self._round_jobs_max = _FIRST_ROUND_JOBS
 
     def _next_request(self) -> ClaimRequest | None:
-        """What it has room for now."""
-        room = min(self._jobs_max - operations_of(self._queue).count_leases(self), self._round_jobs_max)
-        return ClaimRequest(self._node, room, self._lease_ms, self) if room > 0 else None
+        """A claim for as many jobs as the worker can take now."""
+        capacity = min(self._jobs_max - operations_of(self._queue).count_leases(self), self._round_jobs_max)
+        return ClaimRequest(self._node, capacity, self._lease_ms, self) if capacity > 0 else None
 
     async def run(self, slot: StreamSlot, sink: Sink) -> None:
         service = self._service

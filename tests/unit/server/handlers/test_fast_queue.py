@@ -10,7 +10,7 @@ import pytest
 from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_scenario
 from tests.unit.server.handlers.test_fast_writes import Slip
 
-from tidelog.engine import Queue
+from tidelog.engine.queues.queue import QueueOperations
 from tidelog.errors import Busy
 from tidelog.http.interface import BatchHandler, Request, SingleHandler
 
@@ -186,14 +186,14 @@ def test_a_claim_is_bounded_by_bytes_both_ways() -> None:
     run_scenario(scenario)
 
 
-def test_what_fails_behind_a_claim_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_a_claim_is_its_response(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         await queue(world)
 
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(Queue, "claim_for_all", broken)
+        monkeypatch.setattr(QueueOperations, "claim_for_all", broken)
         slip = Slip()
         with captured_log() as text:
             assert way(world, "claim")(CLAIM, slip)
@@ -205,14 +205,14 @@ def test_what_fails_behind_a_claim_is_its_answer(monkeypatch: pytest.MonkeyPatch
     run_scenario(scenario)
 
 
-def test_an_ack_for_which_there_is_no_room_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ack_without_space_in_the_wal_takes_the_normal_path(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         await queue(world)
 
         def busy(*_: object) -> None:
             raise Busy("planted; nothing was written, retry")
 
-        monkeypatch.setattr(Queue, "submit_ack", busy)
+        monkeypatch.setattr(QueueOperations, "submit_ack", busy)
         assert not way(world, "ack")(body(node="first", seqs=[1]), Slip())
         assert world.service.auth.inflight_limit.count == 0
 
