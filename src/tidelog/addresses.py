@@ -1,20 +1,14 @@
 """Distinguish the address of a server or an object store from a path in the file system.
 
-To a file system `s3://bucket/table` is a directory `s3:`: a job would write there and succeed. `scheme_of` is the
-only place that says what is an address, and two functions refuse one where a directory is expected:
+To a file system `s3://bucket/table` is a directory `s3:`: a job would write there and succeed. `scheme_of` defines what
+an address is; the others refuse one where it is not supported, before a job has started or created anything:
 
-    check_path    functions and commands that take a path: every address is refused, `file:` too
-    directory     options of Spark and arguments of jobs, where `file:///path` is common: it becomes the path
+    check_path        functions and commands that take a path: refuses every address, also `file:`
+    local_directory   options of Spark, where `file:///path` is common: returns the path
+    absolute_path     the same for arguments of jobs: tables, input files, staging, plots, topics to write
+    topics_address    topics to read: also a server or an object store
 
 A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
-
-Which addresses a job takes for its tables, files, topics and working directories. All others are refused.
-
-    directory     a path of this machine, or file:///path       tables, input files, staging, plots, topics to write
-    topics        the same, a server, or an object store         topics to read
-
-Every argument of every job that names a place goes through here, before anything is started or made. What an address
-is, and what a directory, is said by `tidelog.addresses`; here paths become absolute, and topics come from more places.
 """
 
 from __future__ import annotations
@@ -36,6 +30,7 @@ _KNOWN_SCHEMES: Final = frozenset(
     | {"webhdfs", "dbfs", "oss", "cos", "obs", "swift", "memory", "ftp", "http", "https", "file"}
 )
 _SHOWN_CHARS_MAX: Final = 200
+_HTTP_SCHEMES: Final = ("http", "https")
 
 
 def scheme_of(path: str | PurePath) -> str | None:
@@ -83,8 +78,7 @@ def local_directory(text: str, what: str, undone: str = "nothing was done") -> s
     def refused(why: str) -> BadInput:
         return BadInput(
             f"{what} is {text[:_SHOWN_CHARS_MAX]!r}: {why}; {undone}. Give a directory that the driver and all "
-            f"executors "
-            "see under the same path, as /mnt/lake/orders or file:///mnt/lake/orders"
+            "executors see under the same path, as /mnt/lake/orders or file:///mnt/lake/orders"
         )
 
     if not text.strip() or "\0" in text:
@@ -110,18 +104,13 @@ def local_directory(text: str, what: str, undone: str = "nothing was done") -> s
     return path.rstrip("/") or "/"
 
 
-__all__ = ["absolute_path", "is_server", "local_directory", "topics_address"]
-
-_HTTP_SCHEMES: Final = ("http", "https")
-
-
 def absolute_path(text: str, what: str) -> str:
-    """The path that a text names, from the root: Spark and its workers may have been started in another directory."""
+    """Return the absolute path that a text names: Spark and its workers may run in another directory."""
     return posixpath.abspath(local_directory(text, what))
 
 
 def topics_address(text: str, what: str) -> str:
-    """Where topics are read: a server and an object store stay as they are, anything else is a directory."""
+    """Return the address of topics to read: that of a server or an object store, or an absolute path."""
     return text if scheme_of(text) not in (None, "file") else absolute_path(text, what)
 
 

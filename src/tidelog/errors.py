@@ -44,11 +44,11 @@ Error
 │   ├── HookFailed       the hook of this engine broke off
 │   ├── DiskFull         the device is full; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
-├── InDoubt            unknown whether it was written; retry with the same key
+├── InDoubt            it is unknown whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
     ├── UnknownLayout    files of a layout, or a variant of one, that is not understood; nothing was changed
-    ├── CursorLost       unknown how far a fifo channel was read; its owner clears it
+    ├── CursorLost       the read position of a fifo channel is unknown; its owner clears it
     ├── ChannelOffline   a channel whose metadata cannot be read
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
 """
@@ -63,7 +63,7 @@ class Error(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
-    written: bool | None = False  # None: unknown. Set by the class, or by an instance that knows more
+    written: bool | None = False  # None: unknown. A class has a default, an error may override it
     acked: range = range(0)  # seqs of the same call that were written before the error
 
 
@@ -171,9 +171,9 @@ class BatchConflict(Refused):
     def __init__(self, topic: str, writer: str, *, number: int, newest: int, reason: str) -> None:
         super().__init__(
             f"{topic}: batch {number} of writer {writer!r} {reason}; nothing was written. Was its checkpoint deleted "
-            "or put back? There are three ways on: restore the checkpoint that belongs to this topic, and it continues "
-            f"after batch {newest}; or write under another name (option query), and its records are added to those in "
-            "the topic; or drop the topic, and it is written from the start"
+            "or restored? There are three ways to continue: restore the checkpoint of this topic, and it continues "
+            f"after batch {newest}; or let it write under another name (option query), and its records are added to "
+            "the topic; or drop the topic, and it is written again"
         )
         self.topic, self.writer, self.number, self.newest = topic, writer, number, newest
 
@@ -358,7 +358,7 @@ class Throttled(Unavailable):
     def __init__(self, limit: str, *, max: int, used: int, asked: int) -> None:
         super().__init__(
             f"{limit}: {used} of {max} are in use and {asked} more were asked for; nothing was written, "
-            "free space or raise the limit, then retry"
+            "free some or raise the limit, then retry"
         )
         self.limit, self.max, self.used, self.asked = limit, max, used, asked
 
@@ -423,7 +423,7 @@ class CursorLost(Damaged):
 
     def __init__(self, channel: str, *, reason: str) -> None:
         super().__init__(
-            f"{channel}: the next message is unknown, {reason}; nothing was changed, let its owner clear it, or "
+            f"{channel}: the next message is unknown, {reason}; nothing was changed, its owner clears it, or "
             "restore cursor.bin and open again"
         )
         self.channel, self.reason = channel, reason

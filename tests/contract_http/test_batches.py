@@ -88,7 +88,7 @@ def test_a_conflict_says_three_ways_out(api: Api, topic: str) -> None:
             "batch_conflict",
             {"topic": topic, "writer": "etl", "number": more["number"], "newest": 5},
         )
-        assert "three ways on" in error["message"]
+        assert "three ways to continue" in error["message"]
     assert api.seqs(topic) == [1]
 
 

@@ -111,8 +111,8 @@ def _measure(message: Bytes, columns: int) -> BatchSize:
     body = HEAD.size + _I32.unpack_from(message, 4)[0]
     body_bytes = len(message) - body
     table = _header(message)
-    at = _field(message, table, 0)
-    rows = 0 if at is None else _I64.unpack_from(message, at)[0]
+    rows_pos = _field(message, table, 0)
+    rows = 0 if rows_pos is None else _I64.unpack_from(message, rows_pos)[0]
     if rows < 0:
         raise _not_arrow_error(f"a batch declares {rows} rows")
     if rows > ROWS_MAX:
@@ -153,18 +153,18 @@ def read_batches(
     content: memoryview, kinds: Mapping[str, tuple[pa.DataType, ...]], batch_bytes_max: int, expansion: ExpansionCounter
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a whole stream; each is measured before it is decoded."""
-    schema, at = None, 0
-    while at < len(content):
-        if len(content) - at < HEAD.size:
+    schema, pos = None, 0
+    while pos < len(content):
+        if len(content) - pos < HEAD.size:
             raise _not_arrow_error("it breaks off")
-        size = metadata_bytes(content[at : at + HEAD.size])
+        size = metadata_bytes(content[pos : pos + HEAD.size])
         if not size:
             break
-        kind, body = read_kind_and_size(content[at + HEAD.size : at + HEAD.size + size])
-        end = at + HEAD.size + size + body
+        kind, body = read_kind_and_size(content[pos + HEAD.size : pos + HEAD.size + size])
+        end = pos + HEAD.size + size + body
         if end > len(content):
             raise _not_arrow_error("it breaks off")
-        message, at = content[at:end], end
+        message, pos = content[pos:end], end
         check_order(kind, schema)
         if schema is None:
             schema = read_schema(message, kinds)
@@ -191,11 +191,11 @@ def check_order(kind: int, schema: pa.Schema | None) -> None:
 def _field(buf: Bytes, table: int, number: int) -> int | None:
     """The position of a field of a flatbuffer's table; None where it has its default."""
     vtable = table - _I32.unpack_from(buf, table)[0]
-    at = 4 + 2 * number
-    if vtable < 0 or at >= _U16.unpack_from(buf, vtable)[0]:
+    slot = 4 + 2 * number
+    if vtable < 0 or slot >= _U16.unpack_from(buf, vtable)[0]:
         return None
-    inside: int = _U16.unpack_from(buf, vtable + at)[0]
-    return table + inside if inside else None
+    offset: int = _U16.unpack_from(buf, vtable + slot)[0]
+    return table + offset if offset else None
 
 
 def _required_field(buf: Bytes, table: int, number: int) -> int:

@@ -367,8 +367,8 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     if kind is not None and frame.flags & ALL_JSON and not kind.all():
         return Fault(ScanStop.BAD, "a record of kind bytes in a batch whose records are all JSON")
     seq = np.arange(frame.seq, frame.seq + count, dtype=np.int64)
-    ts_us, at = np.full(count, frame.ts_ms * 1000, np.int64), np.full(count, frame.pos, np.int64)
-    rows = Rows(buf, seq, ts_us, at, data, node, tag, meta)
+    ts_us, frame_pos = np.full(count, frame.ts_ms * 1000, np.int64), np.full(count, frame.pos, np.int64)
+    rows = Rows(buf, seq, ts_us, frame_pos, data, node, tag, meta)
     if kind is None or int(kind.max()) <= KIND_JSON:
         return rows
     return _without_holes(rows, kind, bflags)

@@ -74,10 +74,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def encode(meta: ChannelMeta) -> bytes:
     """Encode the metadata file of a channel."""
-    made = file_header.wrap_file(MAGIC, VERSION, _encode(meta))
-    if len(made) > METADATA_BYTES_MAX:
-        raise TooLarge(f"the metadata of {meta.handler}", size=len(made), limit=METADATA_BYTES_MAX)
-    return made
+    encoded = file_header.wrap_file(MAGIC, VERSION, _encode(meta))
+    if len(encoded) > METADATA_BYTES_MAX:
+        raise TooLarge(f"the metadata of {meta.handler}", size=len(encoded), limit=METADATA_BYTES_MAX)
+    return encoded
 
 
 def decode(buf: Buffer, what: str) -> ChannelMeta:

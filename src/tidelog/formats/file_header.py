@@ -57,9 +57,9 @@ def unwrap_file(magic: bytes, known_version: int, buf: Buffer, what: str) -> byt
     anything else: a caller that can work without the file has to survive a damaged version byte."""
     if len(buf) < FILE_HEADER_BYTES:
         raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
-    found, version, pad, size = _HEADER.unpack_from(buf, 0)
-    if found != magic:
-        raise Corrupt(what, pos=0, reason=f"it begins with {found!r} and not with {magic!r}")
+    file_magic, version, pad, size = _HEADER.unpack_from(buf, 0)
+    if file_magic != magic:
+        raise Corrupt(what, pos=0, reason=f"it begins with {file_magic!r} and not with {magic!r}")
     view = memoryview(buf)
     body = bytes(view[FILE_HEADER_BYTES:])
     is_valid = _CHECKSUM.unpack_from(buf, _HEADER.size)[0] == _checksum(bytes(view[: _HEADER.size]), body)
@@ -123,13 +123,13 @@ def unwrap_snapshot(buf: Buffer, what: str = "snapshot", *, version: int = SNAPS
     """Return the bytes that a snapshot file of exactly this version holds."""
     if len(buf) < SNAPSHOT_HEADER_BYTES:
         raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
-    magic, found, size, checksum = _SNAPSHOT_HEADER.unpack_from(buf, 0)
+    magic, file_version, size, checksum = _SNAPSHOT_HEADER.unpack_from(buf, 0)
     if magic != SNAPSHOT_MAGIC:
         raise Corrupt(what, pos=0, reason=f"it begins with {magic!r} and not with {SNAPSHOT_MAGIC!r}")
-    if found > version:
-        raise NewerFormat(what, found=found, known=version)
-    if found < version:
-        raise Corrupt(what, pos=4, reason=f"version {found} was never written here")
+    if file_version > version:
+        raise NewerFormat(what, found=file_version, known=version)
+    if file_version < version:
+        raise Corrupt(what, pos=4, reason=f"version {file_version} was never written here")
     if size != len(buf) - SNAPSHOT_HEADER_BYTES:
         raise Corrupt(
             what, pos=8, reason=f"a body of {size} bytes in its header, not {len(buf) - SNAPSHOT_HEADER_BYTES}"

@@ -79,7 +79,7 @@ def exclude_ranges(footer: Footer, spans: Iterable[range]) -> Footer:
     step, out = footer.chunk_bytes, set[int]()
     for span in spans:
         out.update(range(span.start // step, -(-span.stop // step)))
-    chunks = tuple(found ^ _NONE if number in out else found for number, found in enumerate(footer.chunks))
+    chunks = tuple(checksum ^ _NONE if number in out else checksum for number, checksum in enumerate(footer.chunks))
     return replace(footer, chunks=chunks)
 
 
@@ -142,10 +142,10 @@ def find_bad_ranges(footer: Footer, data: Buffer, *, pos: int = 0, end: int | No
         return []
     bad: list[tuple[int, int]] = []
     step = footer.chunk_bytes
-    for at in range(pos - pos % step, min(end, footer.data_bytes), step):
-        stop = min(at + step, footer.data_bytes)
-        if xxh3_64_intdigest(view[at:stop]) != footer.chunks[at // step]:
-            bad.append((at, stop))
+    for start in range(pos - pos % step, min(end, footer.data_bytes), step):
+        stop = min(start + step, footer.data_bytes)
+        if xxh3_64_intdigest(view[start:stop]) != footer.chunks[start // step]:
+            bad.append((start, stop))
     if end > footer.data_bytes and len(view) > footer.data_bytes:
         bad.append((footer.data_bytes, len(view)))
     return bad

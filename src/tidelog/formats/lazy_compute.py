@@ -1,7 +1,7 @@
-"""[hot] `pyarrow.compute`, loaded when the first of its functions is asked for.
+"""`pyarrow.compute`, imported when one of its functions is first used.
 
-It makes some three hundred functions while it is imported, which takes as long as all of numpy: a fifth of the start of
-a process. Most commands and most servers never call one of them.
+Its import creates some three hundred functions, which takes as long as all of numpy: a fifth of the start of a process.
+Most commands and most servers never call one of them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """A function, once; from then on it is found here without asking."""
+    """Import a function and keep it in this module."""
     from pyarrow import compute
 
-    found = globals()[name] = getattr(compute, name)
-    return found
+    function = globals()[name] = getattr(compute, name)
+    return function

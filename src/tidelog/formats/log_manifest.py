@@ -57,8 +57,8 @@ def encode(manifest: LogManifest) -> bytes:
 
 def decode(buf: Buffer, what: str = NAME) -> LogManifest:
     """Decode a manifest; Corrupt or NewerFormat when it is not one."""
-    found = file_header.decode_msgpack(LogManifest, file_header.unwrap_file(MAGIC, VERSION, buf, what), what)
-    bases = [entry.base for entry in found.segments] + ([found.active.base] if found.active else [])
+    manifest = file_header.decode_msgpack(LogManifest, file_header.unwrap_file(MAGIC, VERSION, buf, what), what)
+    bases = [entry.base for entry in manifest.segments] + ([manifest.active.base] if manifest.active else [])
     if any(low >= high for low, high in pairwise(bases)):
         raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"the bases {bases} do not rise")
-    return found
+    return manifest

@@ -3,7 +3,7 @@
     buf    ┌──────┬──────┬────┬───────┬──────┬──────┬────┐
            │ head │ node │tag │ data  │ head │ data │ …  │      one mapped file or one read
            └──────┴──────┴────┴───────┴──────┴──────┴────┘
-    at     ^0                         ^1                        where the frame of record i starts
+frame_pos  ^0                         ^1                        where the frame of record i starts
     data          pos[i], size[i]  ───┘                         where its bytes are
 
 There is no Python object per record until `iter_records` creates one. The columns borrow `buf`: they are valid while

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from tidelog import native
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, frame, segment_index
+from tidelog.formats import batch, segment_index
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
@@ -39,6 +39,7 @@ from tidelog.formats.frame import (
     HAS_NODE,
     HAS_TAG,
     HEADER_BYTES,
+    JSON,
     KIND_OFFSET,
     KNOWN_FLAGS,
     MORE,
@@ -489,18 +490,18 @@ def _read_batch_frame(view: memoryview, pos: int, *, check: bool) -> Frame:
 def read_single_frame(buf: Buffer) -> Rows | None:
     """Read the records of a frame that this process has just encoded: checksum and text are not verified again. None
     where the buffer is not one whole frame of records."""
-    found = read_frame(buf, 0, len(buf), check=False)
-    if not isinstance(found, Frame) or found.end != len(buf):
+    frame = read_frame(buf, 0, len(buf), check=False)
+    if not isinstance(frame, Frame) or frame.end != len(buf):
         return None
-    if found.kind == APPEND_BATCH:
-        decoded = batch.decode(buf, found)
+    if frame.kind == APPEND_BATCH:
+        decoded = batch.decode(buf, frame)
         return None if isinstance(decoded, Fault) else decoded
-    return _single_record(buf, found) if found.kind == APPEND else None
+    return _single_record(buf, frame) if frame.kind == APPEND else None
 
 
-def _single_record(buf: Buffer, found: Frame) -> Rows:
-    node, tag, data, end = HEADER_BYTES, found.tag_pos, found.data_pos, found.data_end
-    numbers = (found.seq, found.ts_ms * 1000, 0, data, end - data, node, tag - node, tag, data - tag)
+def _single_record(buf: Buffer, frame: Frame) -> Rows:
+    node, tag, data, end = HEADER_BYTES, frame.tag_pos, frame.data_pos, frame.data_end
+    numbers = (frame.seq, frame.ts_ms * 1000, 0, data, end - data, node, tag - node, tag, data - tag)
     cells = np.array(numbers, np.int64).reshape(len(numbers), 1)  # one array, cut: each is a column of one value
     return Rows(
         buf,
@@ -516,18 +517,18 @@ def _single_record(buf: Buffer, found: Frame) -> Rows:
 def read_texts(buf: bytes, pos: int, seq: int, stop: int, *, nodes: bool = True) -> tuple[int, list[bytes]] | None:
     """Return the time and the data of records [seq, stop), as far as the verified frame at `pos` has them, without
     columns. None where they are not all JSON, or have tags or metas; or nodes, unless `nodes` allows them."""
-    found = read_frame(buf, pos, len(buf), check=False)
-    if not isinstance(found, Frame) or found.flags & (frame.JSON | HAS_TAG) != frame.JSON:
+    frame = read_frame(buf, pos, len(buf), check=False)
+    if not isinstance(frame, Frame) or frame.flags & (JSON | HAS_TAG) != JSON:
         return None
-    if not nodes and found.flags & HAS_NODE:
+    if not nodes and frame.flags & HAS_NODE:
         return None
-    if found.kind == APPEND:
-        return found.ts_ms, [buf[found.data_pos : found.data_end]]
-    plain = batch.plain_lengths(buf, found) if found.kind == APPEND_BATCH else None
+    if frame.kind == APPEND:
+        return frame.ts_ms, [buf[frame.data_pos : frame.data_end]]
+    plain = batch.plain_lengths(buf, frame) if frame.kind == APPEND_BATCH else None
     if plain is None:
         return None
     count, lengths_pos = plain
-    return found.ts_ms, batch.slice_values(buf, lengths_pos, count, seq - found.seq, stop - found.seq)
+    return frame.ts_ms, batch.slice_values(buf, lengths_pos, count, seq - frame.seq, stop - frame.seq)
 
 
 class PlainBatch(NamedTuple):
@@ -544,13 +545,13 @@ class PlainBatch(NamedTuple):
 def find_plain_batch(buf: Buffer, pos: int, topic_id: int) -> PlainBatch | None:
     """Locate the records of the verified batch at `pos`. None where there is no batch of this topic, or its records
     have more than JSON data. Lengths are not checked."""
-    found = read_frame(buf, pos, len(buf), check=False)
-    if not isinstance(found, Frame) or found.kind != APPEND_BATCH or found.topic_id != topic_id:
+    frame = read_frame(buf, pos, len(buf), check=False)
+    if not isinstance(frame, Frame) or frame.kind != APPEND_BATCH or frame.topic_id != topic_id:
         return None
-    if found.flags & (frame.JSON | HAS_TAG | HAS_NODE) != frame.JSON:
+    if frame.flags & (JSON | HAS_TAG | HAS_NODE) != JSON:
         return None
-    plain = batch.plain_lengths(buf, found)
-    return None if plain is None else PlainBatch(found.seq, found.ts_ms, *plain, found.data_end, found.end)
+    plain = batch.plain_lengths(buf, frame)
+    return None if plain is None else PlainBatch(frame.seq, frame.ts_ms, *plain, frame.data_end, frame.end)
 
 
 def read_single_batch(
@@ -561,9 +562,9 @@ def read_single_batch(
     frame_pos = entries["frame_offset"]
     if frame_pos[0] != frame_pos[-1] or not entries["flags"][0] & segment_index.BATCH:
         return None
-    found = read_frame(buf, int(frame_pos[0]) - origin, len(buf), check=check)
-    decoded = batch.decode(buf, found) if isinstance(found, Frame) and found.kind == APPEND_BATCH else found
-    if not isinstance(decoded, Rows) or not isinstance(found, Frame):
+    frame = read_frame(buf, int(frame_pos[0]) - origin, len(buf), check=check)
+    decoded = batch.decode(buf, frame) if isinstance(frame, Frame) and frame.kind == APPEND_BATCH else frame
+    if not isinstance(decoded, Rows) or not isinstance(frame, Frame):
         return None
     rows = decoded.between(first_seq, first_seq + len(entries))
     # Seqs rise, so as many as there are entries are all of them.
@@ -571,7 +572,7 @@ def read_single_batch(
         len(rows) == len(entries)
         and (frame_pos == frame_pos[0]).all()
         and (entries["data_len"] == rows.data.size).all()
-        and (entries["ts"] == found.ts_ms).all()
+        and (entries["ts"] == frame.ts_ms).all()
         and (entries["flags"] == segment_index.record_flags(rows)).all()
     )
     return rows if same else None

@@ -49,7 +49,7 @@ HOLE: Final = 0x80  # the seq has no record
 _KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | BATCH | JSON | HAS_META | HOLE
 # The index flags of every record of a frame, by the flags of the frame.
 _INDEX_FLAGS_BY_FRAME_FLAGS: Final = bytes(
-    said & (HAS_TAG | HAS_NODE) | (JSON if said & frame.JSON else 0) for said in range(256)
+    flags & (HAS_TAG | HAS_NODE) | (JSON if flags & frame.JSON else 0) for flags in range(256)
 )
 _FEW_FRAMES_MAX: Final = 16
 
@@ -88,48 +88,48 @@ def record_flags(rows: Rows) -> Flags:
         if rows.frame_pos[0] == rows.frame_pos[-1]
         else np.flatnonzero(rows.frame_pos[1:] != rows.frame_pos[:-1]) + 1
     )
-    found = _frame_flags_few(rows, edges.tolist()) if len(edges) < _FEW_FRAMES_MAX else None
-    if found is None:
-        found = _frame_flags_many(rows, np.append(np.int64(0), edges))
+    flags = _frame_flags_few(rows, edges.tolist()) if len(edges) < _FEW_FRAMES_MAX else None
+    if flags is None:
+        flags = _frame_flags_many(rows, np.append(np.int64(0), edges))
     for span, flag in ((rows.tag, HAS_TAG), (rows.node, HAS_NODE), (rows.meta, HAS_META)):
         if span is not None:
-            found |= np.where(span.size > 0, np.uint8(flag), np.uint8(0))
-    return found
+            flags |= np.where(span.size > 0, np.uint8(flag), np.uint8(0))
+    return flags
 
 
 def _frame_flags_few(rows: Rows, edges: list[int]) -> Flags | None:
     """Return the index flags of records frame by frame: for a few frames a fifth of the time of arrays. None where a
     frame has a kind for each record."""
-    found: Flags = np.empty(len(rows), np.uint8)
+    flags: Flags = np.empty(len(rows), np.uint8)
     for lo, hi in pairwise((0, *edges, len(rows))):
-        at = int(rows.frame_pos[lo])
-        batched = rows.buf[at + KIND_OFFSET] == APPEND_BATCH
-        if batched and batch.has_kinds(rows.buf, at):
+        frame_pos = int(rows.frame_pos[lo])
+        batched = rows.buf[frame_pos + KIND_OFFSET] == APPEND_BATCH
+        if batched and batch.has_kinds(rows.buf, frame_pos):
             return None
-        found[lo:hi] = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[at + FLAGS_OFFSET]] | (BATCH if batched else 0)
-    return found
+        flags[lo:hi] = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[frame_pos + FLAGS_OFFSET]] | (BATCH if batched else 0)
+    return flags
 
 
 def _frame_flags_many(rows: Rows, first: Ints) -> Flags:
     """Return the index flags of records of many frames, which begin with these records; also by kinds."""
-    alone = len(first) == len(rows)  # also where a wrong index names an Append twice
-    at = rows.frame_pos if alone else rows.frame_pos[first]
+    is_one_each = len(first) == len(rows)  # also where a wrong index names an Append twice
+    frame_pos = rows.frame_pos if is_one_each else rows.frame_pos[first]
     octets = np.frombuffer(rows.buf, np.uint8)
-    of_frame = np.frombuffer(_INDEX_FLAGS_BY_FRAME_FLAGS, np.uint8)[octets[at + FLAGS_OFFSET]]
-    batches = np.flatnonzero(octets[at + KIND_OFFSET] == APPEND_BATCH)
-    if alone and not len(batches):
-        return of_frame
-    of_frame[batches] |= BATCH
+    frame_flags = np.frombuffer(_INDEX_FLAGS_BY_FRAME_FLAGS, np.uint8)[octets[frame_pos + FLAGS_OFFSET]]
+    batches = np.flatnonzero(octets[frame_pos + KIND_OFFSET] == APPEND_BATCH)
+    if is_one_each and not len(batches):
+        return frame_flags
+    frame_flags[batches] |= BATCH
     sizes = np.diff(first, append=len(rows))
-    found: Flags = np.repeat(of_frame, sizes)
-    which, base = batch.find_kind_columns(rows.buf, at[batches])
+    flags: Flags = np.repeat(frame_flags, sizes)
+    which, base = batch.find_kind_columns(rows.buf, frame_pos[batches])
     if len(which):
         kinded = np.zeros(len(first), np.bool_)
         kinded[batches[which]] = True
-        where = np.flatnonzero(np.repeat(kinded, sizes))
-        kinds = octets[rows.seq[where] + np.repeat(base, sizes[kinded])]
-        found[where] |= np.where(kinds == batch.KIND_JSON, np.uint8(JSON), np.uint8(0))
-    return found
+        places = np.flatnonzero(np.repeat(kinded, sizes))
+        kinds = octets[rows.seq[places] + np.repeat(base, sizes[kinded])]
+        flags[places] |= np.where(kinds == batch.KIND_JSON, np.uint8(JSON), np.uint8(0))
+    return flags
 
 
 def build_entries(
@@ -147,34 +147,36 @@ def build_entries(
         raise BadInput(f"records {rows.seq[0]} to {rows.seq[-1]} are outside the index of [{base}, {stop})")
     if count and int(rows.frame_pos[-1]) + origin + OVERHEAD_BYTES > data_size:
         raise BadInput(f"a frame at {int(rows.frame_pos[-1]) + origin} does not fit data of {data_size} bytes")
-    found = np.zeros(stop - base, ENTRY)
+    entries = np.zeros(stop - base, ENTRY)
     if count == stop - base:
-        found["frame_offset"], found["data_len"] = rows.frame_pos + origin, rows.data.size
-        found["ts"], found["flags"] = rows.ts_us // 1000, record_flags(rows)
-        return found
+        entries["frame_offset"], entries["data_len"] = rows.frame_pos + origin, rows.data.size
+        entries["ts"], entries["flags"] = rows.ts_us // 1000, record_flags(rows)
+        return entries
     seqs = np.arange(base, stop, dtype=np.int64)
     following = np.searchsorted(rows.seq, seqs)
     preceding = np.searchsorted(rows.seq, seqs, "right")
-    found["frame_offset"] = np.append(rows.frame_pos + origin, np.int64(data_size))[following]
-    found["ts"] = np.append(np.int64(ts_before_ms), rows.ts_us // 1000)[preceding]
-    found["flags"] = HOLE
-    where = rows.seq - base
-    found["flags"][where], found["data_len"][where] = record_flags(rows), rows.data.size
-    return found
+    entries["frame_offset"] = np.append(rows.frame_pos + origin, np.int64(data_size))[following]
+    entries["ts"] = np.append(np.int64(ts_before_ms), rows.ts_us // 1000)[preceding]
+    entries["flags"] = HOLE
+    places = rows.seq - base
+    entries["flags"][places], entries["data_len"][places] = record_flags(rows), rows.data.size
+    return entries
 
 
 def build_entry(rows: Rows, origin: int) -> bytes:
     """Build the entry of rows that are one record: a tenth of the time of `build_entries`."""
-    at = int(rows.frame_pos[0])
-    found = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[at + FLAGS_OFFSET]]
-    if rows.buf[at + KIND_OFFSET] == APPEND_BATCH:
-        found = (
-            int(_frame_flags_many(rows, np.zeros(1, np.int64))[0]) if batch.has_kinds(rows.buf, at) else found | BATCH
+    frame_pos = int(rows.frame_pos[0])
+    flags = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[frame_pos + FLAGS_OFFSET]]
+    if rows.buf[frame_pos + KIND_OFFSET] == APPEND_BATCH:
+        flags = (
+            int(_frame_flags_many(rows, np.zeros(1, np.int64))[0])
+            if batch.has_kinds(rows.buf, frame_pos)
+            else flags | BATCH
         )
     for span, flag in ((rows.tag, HAS_TAG), (rows.node, HAS_NODE), (rows.meta, HAS_META)):
         if span is not None and span.size[0]:
-            found |= flag
-    return _ENTRY.pack(at + origin, int(rows.data.size[0]), int(rows.ts_us[0]) // 1000, found)
+            flags |= flag
+    return _ENTRY.pack(frame_pos + origin, int(rows.data.size[0]), int(rows.ts_us[0]) // 1000, flags)
 
 
 def encode_entry(at: int, size: int, ts_ms: int, flags: int) -> bytes:
@@ -207,20 +209,20 @@ def encode_entries(pieces: Sequence[bytes | EntryRun]) -> bytes:
     """Encode entries and runs of entries, in order, as the bytes of an index."""
     out: list[bytes] = []
     for kind, group in groupby(pieces, type):
-        found = list(group)
-        out += [_encode_runs(found)] if kind is EntryRun else found  # type: ignore[arg-type]
+        same_type = list(group)
+        out += [_encode_runs(same_type)] if kind is EntryRun else same_type  # type: ignore[arg-type]
     return b"".join(out)
 
 
 def _encode_runs(runs: Sequence[EntryRun]) -> bytes:
-    found = np.zeros(sum(len(run.lengths) for run in runs), ENTRY)
+    entries = np.zeros(sum(len(run.lengths) for run in runs), ENTRY)
     starts = [start for run in runs for start in run.starts]
-    found["frame_offset"] = np.repeat(np.array(starts, np.int64), [n for run in runs for n in run.counts])
-    found["data_len"] = np.concatenate([run.lengths for run in runs])
+    entries["frame_offset"] = np.repeat(np.array(starts, np.int64), [n for run in runs for n in run.counts])
+    entries["data_len"] = np.concatenate([run.lengths for run in runs])
     sizes = [len(run.lengths) for run in runs]
-    found["ts"] = np.repeat(np.array([run.ts_ms for run in runs], np.uint64), sizes)
-    found["flags"] = np.repeat(np.array([run.flags for run in runs], np.uint8), sizes)
-    return found.tobytes()
+    entries["ts"] = np.repeat(np.array([run.ts_ms for run in runs], np.uint64), sizes)
+    entries["flags"] = np.repeat(np.array([run.flags for run in runs], np.uint8), sizes)
+    return entries.tobytes()
 
 
 def read_entries(buf: Buffer) -> NDArray[np.void]:
@@ -235,28 +237,28 @@ def find_index_fault(entries: NDArray[np.void], data_size: int) -> str | None:
     """
     if not len(entries):
         return None
-    at, size = entries["frame_offset"].astype(np.int64), entries["data_len"].astype(np.int64)
-    found, ts = entries["flags"], entries["ts"]
-    hole = found == HOLE
+    frame_pos, size = entries["frame_offset"].astype(np.int64), entries["data_len"].astype(np.int64)
+    flags, ts = entries["flags"], entries["ts"]
+    hole = flags == HOLE
     if entries["pad"].any():
         return "padding is not zero"
-    if ((found & ~np.uint8(_KNOWN_FLAGS)) != 0).any() or ((found & HOLE != 0) & ~hole).any():
+    if ((flags & ~np.uint8(_KNOWN_FLAGS)) != 0).any() or ((flags & HOLE != 0) & ~hole).any():
         return "flags are not known, or are those of a hole and of a record"
-    if (at[1:] < at[:-1]).any():
+    if (frame_pos[1:] < frame_pos[:-1]).any():
         return "frame positions fall"
     if (ts[1:] < ts[:-1]).any():
         return "times fall"
-    if (at + np.where(hole, 0, OVERHEAD_BYTES + size) > data_size).any():
+    if (frame_pos + np.where(hole, 0, OVERHEAD_BYTES + size) > data_size).any():
         return "a record is outside the data"
     if size[hole].any():
         return "a hole has data"
-    following = np.append(at[1:], np.int64(data_size))
-    frames, kinds = at[~hole], found[~hole]
+    following = np.append(frame_pos[1:], np.int64(data_size))
+    frames, kinds = frame_pos[~hole], flags[~hole]
     if (kinds[1:] & kinds[:-1] & BATCH == 0)[frames[1:] == frames[:-1]].any():
         return "two records share a frame that is not a batch"
-    if (at + OVERHEAD_BYTES + size > following)[~hole & (found & BATCH == 0)].any():
+    if (frame_pos + OVERHEAD_BYTES + size > following)[~hole & (flags & BATCH == 0)].any():
         return "a record runs into the next frame"
-    if (at != following)[hole].any():
+    if (frame_pos != following)[hole].any():
         return "a hole does not name the frame after it"
     return None
 

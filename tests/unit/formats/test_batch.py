@@ -113,7 +113,7 @@ def expected(first: int, made: dict[str, Any]) -> list[Record]:
 
 @quick
 @given(batches(), st.integers(0, 1 << 50), st.sampled_from([0, DURABLE, MORE]))
-def test_a_batch_comes_back_as_it_went_in(made: dict[str, Any], first: int, flags: int) -> None:
+def test_a_batch_decodes_to_its_records(made: dict[str, Any], first: int, flags: int) -> None:
     buf = encode_batch(10, first, TS, **made, flags=flags)
     columns = [made[name] for name in ("datas", "tags", "nodes", "metas", "kinds")]
     assert buf == sealed(naive_body(*columns), flags=flags, node=made["node"], tag=made["tag"], seq=first)
@@ -180,7 +180,7 @@ def test_an_arrow_dictionary_is_taken_and_a_null_is_an_empty_value() -> None:
         ({"data": pa.array([b"a"]), "tags": pa.array([b"a"]), "tag": b"t"}, "both"),
     ],
 )
-def test_an_arrow_batch_that_would_not_come_back_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_an_arrow_batch_that_could_not_be_decoded_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         batch.encode_arrow(10, 1, TS, arguments.pop("data"), **arguments)
 
@@ -209,7 +209,7 @@ def test_an_arrow_batch_that_would_not_come_back_is_refused(arguments: dict[str,
         ({"first_seq": frame.SEQ_MAX}, "seqs"),
     ],
 )
-def test_a_batch_that_would_not_come_back_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_a_batch_that_could_not_be_decoded_is_refused(arguments: dict[str, Any], words: str) -> None:
     arguments = {"topic_id": 10, "first_seq": 1, "ts_ms": TS, "datas": [b"a", b"b"], **arguments}
     with pytest.raises(BadInput, match=words):
         batch.encode_many(**arguments)
@@ -269,9 +269,7 @@ def test_a_large_batch_is_split_and_chained(columns: tuple[str, ...], count: int
 
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (1, 300_000), (4097, 1), (3, 200_000), (300, 1000)])
 @pytest.mark.parametrize("named", [{}, {"node": b"n1", "tag": b"tag"}, {"flags": JSON | DURABLE}, {"flags": MORE}])
-def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
-    count: int, size: int, named: dict[str, Any]
-) -> None:
+def test_planned_frames_have_the_bytes_of_encode_many(count: int, size: int, named: dict[str, Any]) -> None:
     random = Random(count)
     datas = [random.randbytes(size) for _ in range(count)]
     want = batch.encode_many(10, 5, TS, datas, **named)
@@ -326,7 +324,7 @@ BODY = naive_body([b"one", b"two"], [b"a", b"b"], [b"n", b""], [b"", b"m"], b"\0
         (naive_body([b"", b""], nodes=[b"\xc3", b"\xa9"]), "node of the batch is not UTF-8"),
     ],
 )
-def test_a_body_that_lies_is_bad_in_words(body: bytes, words: str) -> None:
+def test_an_inconsistent_body_is_bad_with_a_reason(body: bytes, words: str) -> None:
     assert words in fault(body)
 
 
@@ -338,7 +336,7 @@ def test_a_name_of_the_batch_and_of_each_record_is_bad() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 5000])
-def test_the_flag_of_a_batch_says_of_every_record_that_it_is_json(count: int) -> None:
+def test_the_json_flag_of_a_batch_holds_for_every_record(count: int) -> None:
     """However it is written; and an index, which is what a reader asks, says it of each."""
     datas = [b"{}"] * count
     lengths = np.full(count, 2, "<u4")
@@ -372,7 +370,7 @@ def test_under_the_flag_a_batch_may_have_holes_and_no_record_of_bytes() -> None:
     assert len(decoded(sealed(naive_body([b"{}"], kinds=b"\0")))) == 1
 
 
-def test_a_batch_that_runs_out_of_seqs_is_bad() -> None:
+def test_a_batch_beyond_the_highest_seq_is_bad() -> None:
     assert "exceeds the highest seq" in fault(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX)
 
 
@@ -384,7 +382,7 @@ def test_many_batches_read_at_once_are_the_batches_read_one_by_one(seed: int) ->
         datas = [random.randbytes(random.randrange(4)) for _ in range(random.randrange(1, 6))]
         seq = frame.SEQ_MAX - random.randrange(6) if random.random() < 0.02 else 10 * number
         body = naive_body(datas, tags=[b"t"] * len(datas) if random.random() < 0.1 else None)
-        if random.random() < 0.1:  # a body that lies
+        if random.random() < 0.1:  # an inconsistent body
             where = random.choice((0, 3, 4, 5, 7, 8, 11, random.randrange(len(body))))
             body = body[:where] + bytes((random.choice((0, 1, 2, 255)),)) + body[where + 1 :]
         node = random.choice((b"", b"", b"n1"))

@@ -1,4 +1,4 @@
-"""The values of a batch, compiled and plain: the same answers, and never a byte outside the memory."""
+"""The values of a batch: equal results in both implementations, and no byte outside the memory is written."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Derived(bytes):
     ],
 )
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_what_is_bytes_and_what_is_not(many: list[Any], wanted: bool, kind: Callable[[list[Any]], Any]) -> None:
+def test_only_plain_bytes_are_bytes(many: list[Any], wanted: bool, kind: Callable[[list[Any]], Any]) -> None:
     assert [module.all_bytes(kind(many)) for module in (_native, _pure_python)] == [wanted, wanted]
 
 
 @given(batches)
-def test_lengths_are_the_same_from_both(datas: list[bytes]) -> None:
+def test_lengths_are_equal_in_both_implementations(datas: list[bytes]) -> None:
     for compiled in (True, False):
         with implementation(compiled=compiled):
             found, total = batch_writer.value_lengths(datas)
@@ -50,7 +50,7 @@ def test_lengths_are_the_same_from_both(datas: list[bytes]) -> None:
         assert memoryview(found).itemsize == 4  # type: ignore[arg-type]
 
 
-def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
+def test_lengths_of_other_values_are_measured_in_python() -> None:
     class Huge(bytes):
         def __len__(self) -> int:
             return 1 << 32
@@ -64,7 +64,7 @@ def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
 @given(
     st.lists(st.integers(0, 50) | st.integers(0, (1 << 32) - 1), max_size=40), st.integers(1, 100), st.integers(1, 9)
 )
-def test_values_are_cut_alike_and_none_is_left_out(sizes: list[int], size_max: int, count_max: int) -> None:
+def test_values_are_split_equally_and_none_is_left_out(sizes: list[int], size_max: int, count_max: int) -> None:
     lengths = array("I", sizes)
     found = _native.split_by_size(lengths, size_max, count_max)
     assert found == _pure_python.split_by_size(lengths, size_max, count_max)
@@ -77,16 +77,16 @@ def test_values_are_cut_alike_and_none_is_left_out(sizes: list[int], size_max: i
 
 
 @given(batches, st.integers(0, 20), st.data())
-def test_values_are_gathered_alike_and_nothing_else_is_touched(
+def test_values_are_copied_equally_and_no_other_byte_is_written(
     datas: list[bytes], pos: int, draw: st.DataObject
 ) -> None:
     lo = draw.draw(st.integers(0, len(datas)))
     hi = draw.draw(st.integers(lo, len(datas)))
-    laid = b"".join(datas[lo:hi])
+    joined = b"".join(datas[lo:hi])
     for put in PUTS:
-        memory = bytearray(b"\xee" * (pos + len(laid) + 5))
-        assert put(memory, pos, datas, lo, hi) == pos + len(laid)
-        assert memory == b"\xee" * pos + laid + b"\xee" * 5
+        memory = bytearray(b"\xee" * (pos + len(joined) + 5))
+        assert put(memory, pos, datas, lo, hi) == pos + len(joined)
+        assert memory == b"\xee" * pos + joined + b"\xee" * 5
 
 
 @pytest.mark.parametrize("put", PUTS)
@@ -100,7 +100,7 @@ def test_nothing_is_written_outside_the_memory(put: Any, size: int, pos: int, lo
     assert len(memory) == size
 
 
-def test_the_kernel_gathers_bytes_only() -> None:
+def test_the_compiled_copy_refuses_other_values() -> None:
     with pytest.raises(ValueError, match="not bytes"):
         _native.copy_values_into(bytearray(9), 0, [b"a", "b"], 0, 2)  # type: ignore[list-item]
 

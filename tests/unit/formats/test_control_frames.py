@@ -88,7 +88,7 @@ BODIES = st.one_of(
 
 @quick
 @given(BODIES)
-def test_a_body_comes_back_as_it_went_in(body: control_frames.Body) -> None:
+def test_a_body_decodes_to_itself(body: control_frames.Body) -> None:
     assert control_frames.decode(body.KIND, control_frames.encode(body)) == body
     assert control_frames.decode(body.KIND, memoryview(control_frames.encode(body))) == body
 
@@ -155,7 +155,7 @@ ROUTER = lp(b"r") + lp(b"a") + lp(b"b")
         (0, b"", "not the body"),
     ],
 )
-def test_a_malformed_body_is_corrupt_in_words(kind: int, data: bytes, words: str) -> None:
+def test_a_malformed_body_is_corrupt_with_a_reason(kind: int, data: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words):
         control_frames.decode(kind, data)
 
@@ -177,7 +177,7 @@ def test_a_later_checkpoint_mark_is_refused_as_newer() -> None:
         control_frames.CheckpointMark(wal_first=1, wal_pos=1, topics=(TopicMark(*[2] * 7), TopicMark(*[2] * 7))),
     ],
 )
-def test_a_value_that_would_not_come_back_is_refused(body: Any) -> None:
+def test_a_value_that_could_not_be_decoded_is_refused(body: Any) -> None:
     with pytest.raises(BadInput):
         control_frames.encode(body)
 

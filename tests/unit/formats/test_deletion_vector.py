@@ -58,12 +58,12 @@ def test_a_seq_outside_the_segment_cannot_be_marked() -> None:
 
 
 @pytest.mark.parametrize(("base", "size"), [(-1, 5), (0, -1), (0, 1 << 32), ((1 << 63) - 2, 2)])
-def test_a_vector_that_would_not_come_back_is_refused(base: int, size: int) -> None:
+def test_a_vector_that_could_not_be_decoded_is_refused(base: int, size: int) -> None:
     with pytest.raises(BadInput):
         DeletionVector(base, size)
 
 
-def test_an_empty_vector_and_the_last_seqs_there_are_come_back() -> None:
+def test_an_empty_vector_and_the_highest_seqs_decode() -> None:
     for base, size in ((7, 0), ((1 << 63) - 2, 1)):
         back = deletion_vector.decode(deletion_vector.encode(DeletionVector(base, size)))
         assert (back.base, back.size, back.count) == (base, size, 0)
@@ -91,7 +91,7 @@ def test_a_decoded_vector_can_be_marked_further() -> None:
         (struct.pack("<QII", 1, 9, 1) + b"\3\0", "1 deletions, its bitmap 2"),
     ],
 )
-def test_a_body_that_lies_is_corrupt_in_words(body: bytes, words: str) -> None:
+def test_an_inconsistent_body_is_corrupt_with_a_reason(body: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words):
         deletion_vector.decode(file_header.wrap_file(deletion_vector.MAGIC, deletion_vector.VERSION, body), "seg-1.del")
 

@@ -22,7 +22,7 @@ def naive(magic: bytes, version: int, body: bytes) -> bytes:
 
 @quick
 @given(st.binary(min_size=4, max_size=4), st.integers(1, 255), st.binary(max_size=99))
-def test_a_body_comes_back_as_it_went_in(magic: bytes, version: int, body: bytes) -> None:
+def test_a_body_decodes_to_itself(magic: bytes, version: int, body: bytes) -> None:
     made = file_header.wrap_file(magic, version, body)
     assert made == naive(magic, version, body)
     assert file_header.unwrap_file(magic, version, made, "a file") == body
@@ -48,7 +48,7 @@ GOOD = file_header.wrap_file(b"TEST", 2, b"body")
         (GOOD[:12] + bytes(8) + GOOD[20:], "checksum"),
     ],
 )
-def test_anything_else_is_corrupt_in_words(buf: bytes, words: str) -> None:
+def test_anything_else_is_corrupt_with_a_reason(buf: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words) as caught:
         file_header.unwrap_file(b"TEST", 2, buf, "seg-7.foot")
     assert "seg-7.foot" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The footer of a sealed segment: it vouches for every byte, and for a part by its chunks."""
+"""The footer of a sealed segment: it covers every byte, and parts by their chunks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_missing_bytes_and_bytes_too_many_are_found(size: int) -> None:
     assert footer.find_bad_ranges(made, data[:size], pos=0, end=size - size % 64) == []
 
 
-def test_the_index_is_held_against_its_checksum() -> None:
+def test_the_index_is_verified_by_its_checksum() -> None:
     data, index = segment()
     made = footer.build_footer(data, index, first_seq=4)
     assert footer.find_index_fault(made, index) is None
@@ -127,7 +127,7 @@ def test_a_body_with_bytes_left_over_or_missing_is_corrupt() -> None:
         footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body + bytes(8)))
 
 
-def test_a_chunk_count_is_believed_only_with_its_bytes() -> None:
+def test_a_chunk_count_without_its_bytes_is_corrupt() -> None:
     body = struct.pack("<9Q2I", 1, (1 << 64) - 1, 1, 0, 0, 0, (1 << 32) - 1, 0, 0, 1, (1 << 32) - 1)
     with pytest.raises(Corrupt, match="chunks"):
         footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body))

@@ -54,7 +54,7 @@ def verdict(buf: bytes, pos: int = 0, end: int | None = None) -> Fault:
     before=st.binary(max_size=9),
     after=st.binary(max_size=9),
 )
-def test_a_frame_comes_back_as_it_went_in(
+def test_a_frame_decodes_to_its_fields(
     kind: int,
     topic_id: int,
     seq: int,
@@ -122,7 +122,7 @@ def test_a_head_its_data_and_their_checksum_are_a_frame(node: bytes, tag: bytes,
         ({"tag": "\ud800".encode("utf-8", "surrogatepass")}, "UTF-8"),
     ],
 )
-def test_a_value_that_would_not_come_back_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_a_value_that_could_not_be_decoded_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         frame.encode(**{"kind": APPEND, "ts_ms": 1, **arguments})
 
@@ -198,7 +198,7 @@ def resealed(**fields: int) -> bytes:
         (naive(APPEND, 3, 10, 1, 5, b"\xc3", b"\xa9", b""), ScanStop.BAD, "node"),
     ],
 )
-def test_bytes_that_are_no_frame_get_a_verdict_in_words(buf: bytes, stop: ScanStop, words: str) -> None:
+def test_bytes_that_are_no_frame_get_a_fault_with_a_reason(buf: bytes, stop: ScanStop, words: str) -> None:
     found = verdict(buf)
     assert found.stop is stop
     assert words in found.reason
@@ -214,7 +214,7 @@ def test_a_flag_without_a_name_is_an_empty_name() -> None:
     assert found.node_pos == found.tag_pos == found.data_pos
 
 
-def test_nothing_behind_the_end_is_looked_at() -> None:
+def test_no_byte_after_the_end_is_read() -> None:
     buf = GOOD + GOOD
     assert isinstance(frame.read_frame(buf, 0, len(GOOD)), Frame)
     for end in range(1, len(GOOD)):
@@ -229,18 +229,18 @@ def test_bytes_that_were_verified_elsewhere_need_not_be_hashed_again() -> None:
     broken = GOOD[:-1] + bytes((GOOD[-1] ^ 1,))
     assert isinstance(frame.read_frame(broken, 0, len(broken), check=False), Frame)
     torn = frame.read_frame(broken, 0, len(broken) - 1, check=False)
-    assert isinstance(torn, Fault), "lengths are held against the bytes all the same"
+    assert isinstance(torn, Fault), "lengths are compared with the bytes in any case"
 
 
 @quick
 @given(buf=st.binary(max_size=120), pos=st.integers(0, 20))
-def test_random_bytes_get_a_verdict(buf: bytes, pos: int) -> None:
+def test_random_bytes_are_a_frame_or_a_fault(buf: bytes, pos: int) -> None:
     pos = min(pos, len(buf))
     assert isinstance(frame.read_frame(buf, pos, len(buf)), Frame | Fault)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_headers_with_a_good_checksum_get_a_verdict(seed: int) -> None:
+def test_random_headers_with_a_good_checksum_are_a_frame_or_a_fault(seed: int) -> None:
     random = Random(seed)
     for _ in range(100):
         covered = bytearray(GOOD[4:-8])
@@ -260,7 +260,7 @@ def test_random_headers_with_a_good_checksum_get_a_verdict(seed: int) -> None:
 @example([b"", b"\xc3\xa9", b""])
 @example([b"\xc3\xa9", b"a", b"\xe2\x82", b"\xac"])
 @given(st.lists(st.one_of(st.text(max_size=3).map(str.encode), st.binary(max_size=3)), max_size=6))
-def test_values_are_texts_together_exactly_when_each_is_one(values: list[bytes]) -> None:
+def test_values_are_utf8_exactly_when_each_is(values: list[bytes]) -> None:
     def is_text(value: bytes) -> bool:
         try:
             value.decode()
@@ -272,7 +272,7 @@ def test_values_are_texts_together_exactly_when_each_is_one(values: list[bytes])
     assert frame.are_utf8(b"".join(values), lengths) == all(map(is_text, values))
 
 
-def test_headers_are_gathered_from_any_position() -> None:
+def test_headers_are_read_at_any_position() -> None:
     buf = b"odd" + encode_appends(7, 3, 9, [b"a", b"", b"ccc"], node=b"n", tag=b"tt")
     at = []
     pos = 3

@@ -1,8 +1,8 @@
-"""The survey of a WAL, against the scanner that makes an object of every frame, and the records decoded from it.
+"""`scan_headers` against a reader of one frame at a time, and the records that are decoded from it.
 
-Stretches of WAL are made by chance from a seed: topics and control frames mixed, batches chained and chains
-broken, names short, long and of every script; then cut, flipped, zeroed, lengthened, or sealed again around
-a header that lies. The scanner is itself held against a walk that shares no code with it, in test_scan.py.
+WAL content is generated from a seed: topics and control frames mixed, batches chained and chains broken, names short,
+long and of every script; then cut, flipped, zeroed, lengthened, or sealed again around a wrong header. `test_scan.py`
+verifies the reader of one frame at a time with code that shares nothing with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOPICS = (1, 10, 1 << 63)
 NAMES = [b"", b"n1", "knöten".encode(), b"long" * 40, "名".encode() * 50]
 
 
-def surveyed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
+def scan_both_ways(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
     at, heads, *rest = scan.scan_headers(buf, pos, end)
     assert heads.dtype == frame.HEADER
     with implementation(compiled=False):
@@ -39,8 +39,8 @@ def surveyed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, 
     return at.tolist(), heads.tobytes(), *rest
 
 
-def framed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
-    """What `surveyed` should say, frame by frame."""
+def read_one_by_one(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
+    """What `scan_both_ways` should say, frame by frame."""
     scanner = FrameReader(buf, pos, end)
     seen = [found.pos for found in scanner]
     kept = [start for start in seen if start < scanner.whole_end]
@@ -149,7 +149,7 @@ def damage(random: Random, pieces: list[bytes]) -> bytes:
         case 7:  # a frame in the wrong place
             at = random.randrange(len(pieces) + 1)
             return b"".join([*pieces[:at], pieces[number], *pieces[at:]])
-        case 8:  # a frame that lies, with a checksum that holds
+        case 8:  # a wrong header with a checksum that holds
             covered = bytearray(pieces[number][4:-8])
             for _ in range(random.randrange(1, 3)):
                 where = random.choice((0, 1, 1, 2, 17, 25, 26, 28, 30, 34, random.randrange(len(covered))))
@@ -159,17 +159,17 @@ def damage(random: Random, pieces: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_a_survey_says_what_the_scanner_says_of_any_wal(seed: int) -> None:
+def test_scan_headers_agrees_with_reading_frame_by_frame(seed: int) -> None:
     """G52, G58."""
     random = Random(seed)
     for _ in range(25):
         buf = damage(random, make(random).pieces)
-        assert surveyed(buf) == framed(buf), (seed, buf.hex())
+        assert scan_both_ways(buf) == read_one_by_one(buf), (seed, buf.hex())
         around = b"\xee" * 5 + buf + b"\xee" * 50
-        assert surveyed(around, 5, 5 + len(buf)) == framed(around, 5, 5 + len(buf)), (seed, buf.hex())
+        assert scan_both_ways(around, 5, 5 + len(buf)) == read_one_by_one(around, 5, 5 + len(buf)), (seed, buf.hex())
 
 
-def test_the_damage_done_is_of_every_sort() -> None:
+def test_the_generated_damage_has_every_kind() -> None:
     """A property that never meets a torn chain or an interrupted one proves nothing of them."""
     random = Random(1)
     reasons = "|".join(scan.scan_headers(damage(random, make(random).pieces)).reason for _ in range(3000))
@@ -193,17 +193,17 @@ def test_the_damage_done_is_of_every_sort() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_survey_of_every_cut_and_of_every_changed_byte_says_what_the_scanner_says(seed: int) -> None:
+def test_scan_headers_agrees_for_every_cut_and_every_changed_byte(seed: int) -> None:
     """G52, G58."""
     random = Random(seed)
     buf = b"".join(make(random, 7).pieces) + bytes(50)
     for size in range(len(buf)):
-        assert surveyed(buf[:size]) == framed(buf[:size]), size
-        assert surveyed(buf, 0, size) == framed(buf, 0, size), size
+        assert scan_both_ways(buf[:size]) == read_one_by_one(buf[:size]), size
+        assert scan_both_ways(buf, 0, size) == read_one_by_one(buf, 0, size), size
     for pos, byte in enumerate(buf):
         for mask in (1, 8, 16, 128, 255):
             broken = buf[:pos] + bytes((byte ^ mask,)) + buf[pos + 1 :]
-            assert surveyed(broken) == framed(broken), (pos, mask)
+            assert scan_both_ways(broken) == read_one_by_one(broken), (pos, mask)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -215,13 +215,13 @@ def test_random_bytes_never_raise(seed: int) -> None:
         buf = random.randbytes(random.randrange(200))
         if random.random() < 0.5:
             buf = one + struct.pack("<I", random.randrange(200)) + buf
-        assert surveyed(buf) == framed(buf)
+        assert scan_both_ways(buf) == read_one_by_one(buf)
 
 
 # By hand ---------------------------------------------------------------------------------------------
 
 ONE = lying(seq=1)
-LIES = [
+WRONG_HEADERS = [
     {"kind": 0},
     {"kind": 17},
     {"flags": 32 | 3},
@@ -244,8 +244,8 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_what_one_frame_may_not_say_no_frame_of_a_survey_may_say(lie: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lie", WRONG_HEADERS)
+def test_a_header_that_read_frame_refuses_ends_the_scan(lie: dict[str, Any]) -> None:
     """G58. All headers are judged together; the rules are those for one."""
     bad = lying(**lie)
     alone = frame.read_frame(bad, 0, len(bad))
@@ -258,10 +258,10 @@ def test_what_one_frame_may_not_say_no_frame_of_a_survey_may_say(lie: dict[str, 
 
 @pytest.mark.parametrize("size", range(34))
 def test_a_frame_too_small_for_a_header_is_bad_however_good_its_checksum(size: int) -> None:
-    """G58. Where it is the last, its header would end behind the end of the buffer."""
+    """G58. Where it is the last, its header would end after the end of the buffer."""
     for tail in (b"", bytes(4), b"\1" * 4, bytes(60)):
         buf = ONE + sealed(b"x" * size) + tail
-        assert surveyed(buf) == framed(buf)
+        assert scan_both_ways(buf) == read_one_by_one(buf)
         assert scan.scan_headers(buf)[2:4] == (len(ONE), len(ONE))
 
 
@@ -283,7 +283,7 @@ def chain(*frames: tuple[int, int, int]) -> bytes:
         ([(1, 1, MORE), (1, 1, 0), (1, 1, MORE), (1, 1, MORE), (8, 0, 0)], 4, 2, ScanStop.BAD, "CheckpointMark"),
     ],
 )
-def test_a_batch_is_surveyed_whole_or_not_at_all(
+def test_a_batch_is_scanned_whole_or_not_at_all(
     frames: list[tuple[int, int, int]], end: int, whole: int, stop: ScanStop, words: str
 ) -> None:
     """G4, G52."""
@@ -294,15 +294,15 @@ def test_a_batch_is_surveyed_whole_or_not_at_all(
     assert got.headers["topic_id"].tolist() == [topic for _, topic, _ in frames[:whole]]
 
 
-def test_preallocated_zeros_and_no_bytes_at_all_end_a_survey_cleanly() -> None:
+def test_preallocated_zeros_and_no_bytes_end_a_scan_cleanly() -> None:
     """G34."""
     for tail in (b"", bytes(3), bytes(4), bytes(5000)):
-        assert surveyed(tail) == ([], b"", 0, 0, ScanStop.END, "")
+        assert scan_both_ways(tail) == ([], b"", 0, 0, ScanStop.END, "")
         assert scan.scan_headers(ONE + tail)[2:] == (len(ONE), len(ONE), ScanStop.END, "")
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
-def test_bytes_bytearrays_and_mapped_files_are_surveyed_alike(wrap: Callable[[bytes], Any]) -> None:
+def test_bytes_bytearrays_and_mapped_files_give_equal_scans(wrap: Callable[[bytes], Any]) -> None:
     buf = ONE + lying(node="é".encode()) + lying(node=b"x" * 300)
     got = scan.scan_headers(wrap(buf))
     assert (len(got.frame_pos), got.whole_end, got.stop) == (3, len(buf), ScanStop.END)
@@ -331,7 +331,7 @@ def test_the_records_decoded_are_those_that_were_written(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_records_are_decoded_as_the_walk_of_their_topic_alone_finds_them(seed: int) -> None:
+def test_decode_records_agrees_with_scan_records_of_one_topic(seed: int) -> None:
     random = Random(seed)
     maker = make(random, 25)
     for topic in TOPICS:
@@ -353,7 +353,7 @@ def test_frames_without_records_decode_to_none() -> None:
 
 @pytest.mark.parametrize("before", [b"", ONE, ONE + encode_batch(10, 2, TS, [b"x"])])
 @pytest.mark.parametrize("body", [b"", struct.pack("<IB3x", 0, 0), struct.pack("<IB3xI", 1, 0, 5)])
-def test_a_batch_whose_body_is_none_is_corrupt_where_it_lies(before: bytes, body: bytes) -> None:
+def test_a_batch_that_does_not_decode_is_corrupt_at_its_position(before: bytes, body: bytes) -> None:
     """G58. The checksum holds, so the survey has nothing against it; decoding has."""
     buf = (
         before
@@ -369,13 +369,13 @@ def test_a_batch_whose_body_is_none_is_corrupt_where_it_lies(before: bytes, body
 
 
 @pytest.mark.parametrize(("pos", "end", "most"), [(-1, 9, 1), (0, len(ONE) + 1, 1), (5, 4, 1), (0, len(ONE), -1)])
-def test_the_kernel_goes_nowhere_outside_the_bytes(pos: int, end: int, most: int) -> None:
-    with pytest.raises(ValueError, match="no such stretch"):
+def test_find_frames_refuses_a_range_outside_the_bytes(pos: int, end: int, most: int) -> None:
+    with pytest.raises(ValueError, match="no such range"):
         _native.find_frames(ONE, pos, end, most)
 
 
-def test_the_kernel_says_where_frames_begin_and_no_more_than_it_is_asked_for() -> None:
-    """The last frame is not told of: there is no length behind it."""
+def test_find_frames_returns_at_most_the_frames_asked_for() -> None:
+    """The last frame is not reported: there is no length after it."""
     buf = ONE * 5
     for most, count in ((0, 0), (1, 1), (3, 3), (4, 4), (1 << 40, 4)):
         made, end = _native.find_frames(buf, 0, len(buf), most)

@@ -1,6 +1,6 @@
-"""What the kernel reads through an index, and copies into columns, against its twins: the same, or left to them.
+"""Records that are read through an index and copied into columns: equal in both implementations.
 
-The twin of `indexed.rows` is `scan.walk_indexed` without it, which has an oracle of its own in `test_scan`.
+Without the compiled function `scan.scan_indexed` reads them in its general way, which `test_scan` verifies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = [b"", b"", b"n1", b"a-longer-name"]
 
 
 def ordinary(random: Random, frames: int, *, base: int = 1, named: bool = True) -> tuple[bytes, NDArray[np.void]]:
-    """Frames of what nearly every segment holds, one behind the other, and their index."""
+    """Frames of what nearly every segment holds, one after the other, and their index."""
     pieces: list[bytes] = []
     seq, ts = base, TS
     for left in range(frames, 0, -1):
@@ -48,7 +48,7 @@ def ordinary(random: Random, frames: int, *, base: int = 1, named: bool = True) 
     return log, segment_index.build_entries(rows, base, seq, len(log))
 
 
-def told(rows: Rows) -> tuple[Any, ...]:
+def as_values(rows: Rows) -> tuple[Any, ...]:
     """All that is known of rows, as values that can be compared."""
     fresh = Rows(rows.buf, rows.seq, rows.ts_us, rows.frame_pos, rows.data, rows.node, rows.tag, rows.meta)
     spans = [
@@ -63,13 +63,13 @@ def outcome(
 ) -> tuple[Any, ...]:
     try:
         with implementation(compiled=compiled):
-            return told(scan.scan_indexed(buf, entries, lo, hi, base, **how))
+            return as_values(scan.scan_indexed(buf, entries, lo, hi, base, **how))
     except Corrupt as error:
         return error.pos, error.reason
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_ordinary_frames_are_read_alike_and_by_the_kernel(seed: int) -> None:
+def test_ordinary_frames_are_read_by_the_compiled_function_and_equally(seed: int) -> None:
     random = Random(seed)
     base = random.choice((1, 7, (1 << 63) - 200))
     log, entries = ordinary(random, random.choice((1, 2, 8, 30)), base=base, named=seed % 2 == 0)
@@ -81,13 +81,13 @@ def test_ordinary_frames_are_read_alike_and_by_the_kernel(seed: int) -> None:
             window, how = log[low:], dict[str, Any](check=check, origin=low)
             found = segment_index.read_indexed_rows(window, entries[lo:hi], base + lo, check=check, origin=low)
             assert found is not None, "it is as ordinary as can be"
-            assert told(found) == outcome(window, entries, lo, hi, base, compiled=False, **how)
-            assert told(found) == outcome(window, entries, lo, hi, base, **how)
+            assert as_values(found) == outcome(window, entries, lo, hi, base, compiled=False, **how)
+            assert as_values(found) == outcome(window, entries, lo, hi, base, **how)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_a_log_holds_is_read_alike(seed: int) -> None:
-    """Holes, metas, kinds, names that are not ASCII: by the kernel or not, the same records and the same columns."""
+def test_any_log_is_read_equally_in_both_implementations(seed: int) -> None:
+    """Holes, metas, kinds, names that are not ASCII: in both implementations the same records and the same columns."""
     random = Random(seed)
     log, _ = make_log(random, control=False)
     rows = scan.scan_records(log).rows
@@ -104,7 +104,7 @@ def test_whatever_a_log_holds_is_read_alike(seed: int) -> None:
 
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_byte_that_changed_makes_a_difference_between_them(seed: int, check: bool) -> None:
+def test_every_changed_byte_is_handled_equally(seed: int, check: bool) -> None:
     """G58, G65, method: each byte of the data and of the index once, by one bit and by all of them."""
     random = Random(seed)
     log, entries = ordinary(random, 4)
@@ -122,7 +122,7 @@ def test_no_byte_that_changed_makes_a_difference_between_them(seed: int, check: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_end_of_the_bytes_makes_a_difference_between_them(seed: int) -> None:
+def test_every_truncation_is_handled_equally(seed: int) -> None:
     random = Random(seed)
     log, entries = ordinary(random, 4)
     for end in range(len(log) + 1):
@@ -144,7 +144,7 @@ def test_no_end_of_the_bytes_makes_a_difference_between_them(seed: int) -> None:
         {"data": (np.zeros(2, np.int64), np.zeros(1, np.int64))},
     ],
 )
-def test_columns_that_are_none_are_refused(bad: dict[str, Any]) -> None:
+def test_columns_of_a_wrong_shape_are_refused(bad: dict[str, Any]) -> None:
     given: dict[str, Any] = {
         "buf": b"",
         "entries": np.zeros(2, segment_index.ENTRY),
@@ -178,8 +178,8 @@ places = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 56)), max_size=2
 @example([(5, 3), (8, 0), (8, 4), (20, 0), (20, 1)], 1)
 @example([(9, 4)], 3)
 @settings(deadline=None, max_examples=300)
-def test_values_are_copied_as_they_lie(found: list[tuple[int, int]], repeated: int) -> None:
-    """In any order, apart, one behind the other, one of them many times."""
+def test_values_are_copied_from_any_positions(found: list[tuple[int, int]], repeated: int) -> None:
+    """In any order, apart, one after the other, one of them many times."""
     found = [place for place in found for _ in range(repeated)]
     for compiled in (True, False):
         with implementation(compiled=compiled):
@@ -190,11 +190,11 @@ def test_values_are_copied_as_they_lie(found: list[tuple[int, int]], repeated: i
 
 @given(places.map(sorted), st.integers(1, 3))
 @settings(deadline=None, max_examples=200)
-def test_twins_make_the_same_column(found: list[tuple[int, int]], repeated: int) -> None:
-    # What the twin takes: values of frames, one behind the other, and the same one for all records of a frame.
+def test_both_implementations_build_the_same_column(found: list[tuple[int, int]], repeated: int) -> None:
+    # Values of frames, one after the other, and the same one for all records of a frame.
     ends = np.cumsum([0, *(size + pos % 3 for pos, size in found)]).tolist()
-    laid = [(at, size) for at, (_, size) in zip(ends[:-1], found, strict=True) if at + size <= len(BUF)]
-    where = span([place for place in laid for _ in range(repeated)])
+    placed = [(at, size) for at, (_, size) in zip(ends[:-1], found, strict=True) if at + size <= len(BUF)]
+    where = span([place for place in placed for _ in range(repeated)])
     got = to_binary_array(BUF, where)
     with implementation(compiled=False):
         assert got.equals(to_binary_array(BUF, where))
@@ -202,16 +202,16 @@ def test_twins_make_the_same_column(found: list[tuple[int, int]], repeated: int)
 
 
 @pytest.mark.parametrize(
-    ("place", "room"),
+    ("place", "size"),
     [((0, 9), 9), ((-1, 2), 2), ((8, 1), 1), ((0, -1), 0), ((1 << 62, 1 << 62), 4), ((0, 4), 3), ((0, 3), 4)],
 )
-def test_a_value_outside_is_refused_and_none_is_written_outside(place: tuple[int, int], room: int) -> None:
-    memory = bytearray(b"." * (room + 8))
+def test_a_value_outside_is_refused_and_none_is_written_outside(place: tuple[int, int], size: int) -> None:
+    memory = bytearray(b"." * (size + 8))
     edges = np.zeros(2, np.int32)
     for copy in (_native.copy_values, _pure_python.copy_values):
         with pytest.raises(ValueError, match="outside of the buffer"):
-            copy(memoryview(memory)[:room], edges, b"12345678", *span([place]))
-        assert memory[room:] == b"." * 8
+            copy(memoryview(memory)[:size], edges, b"12345678", *span([place]))
+        assert memory[size:] == b"." * 8
 
 
 def test_edges_are_one_more_than_values() -> None:
@@ -230,7 +230,7 @@ def address(view: Any) -> int:
     return found
 
 
-def test_memory_is_of_one_at_a_time() -> None:
+def test_borrowed_buffers_do_not_overlap() -> None:
     held = [_native.borrow_buffer(MIB) for _ in range(8)]
     for number, view in enumerate(held):
         np.frombuffer(view, np.uint8)[:] = number
@@ -239,7 +239,7 @@ def test_memory_is_of_one_at_a_time() -> None:
     assert len(places) == 8
 
 
-def test_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
+def test_memory_is_given_back_with_the_last_view() -> None:
     """Method: slices of arrays, and arrays of Arrow, each of which may be the last."""
     size = 3 * MIB + 123
     whole = np.frombuffer(_native.borrow_buffer(size), np.uint8)
@@ -257,7 +257,7 @@ def test_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
     assert address(_native.borrow_buffer(size)) == place
 
 
-def test_memory_is_as_long_as_asked_for_and_taken_where_it_fits() -> None:
+def test_a_borrowed_buffer_has_its_size_and_uses_memory_that_fits() -> None:
     big = _native.borrow_buffer(5 * MIB)
     place = address(big)
     del big
@@ -269,7 +269,7 @@ def test_memory_is_as_long_as_asked_for_and_taken_where_it_fits() -> None:
     assert len(memoryview(_native.borrow_buffer(0))) == 0
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     """Method: what was kept has its mark in it, what is fresh has not."""
     held = [_native.borrow_buffer(8 * MIB) for _ in range(12)]
     for view in held:
@@ -280,7 +280,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert sum(bytes(memoryview(each)[:8]) == b"my mark!" for each in again) <= 8
 
 
-def test_tables_do_not_change_when_others_are_made() -> None:
+def test_tables_do_not_change_when_others_are_built() -> None:
     frames = [batch.encode_many(TOPIC, 1 + 5000 * i, TS, [b"%06d" % i] * 5000) for i in range(3)]
     log = b"".join(piece for frame in frames for piece in frame)
     entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 15001, len(log))
@@ -293,7 +293,7 @@ def test_tables_do_not_change_when_others_are_made() -> None:
     assert wanted[1]["seq"] == list(range(6001, 15001))
 
 
-def test_a_column_that_nobody_has_is_null_however_long() -> None:
+def test_a_missing_column_is_null_at_any_length() -> None:
     for count in (0, 1, 1 << 16, (1 << 16) + 1):
         numbers = np.arange(count, dtype=np.int64)
         made = to_arrow(Rows(b"", numbers, numbers, numbers, Span(np.zeros_like(numbers), np.zeros_like(numbers))))

@@ -35,7 +35,7 @@ def rendered(datas: list[bytes], *, flags: int, show: FieldSelection, **columns:
     st.lists(st.tuples(datas, names, names, st.none() | st.dictionaries(names, names, max_size=2)), min_size=1),
     st.booleans(),
 )
-def test_every_record_comes_out_as_it_went_in(rows: list[tuple[Any, str, str, Any]], full: bool) -> None:
+def test_every_record_is_encoded_with_its_fields(rows: list[tuple[Any, str, str, Any]], full: bool) -> None:
     texts = [json.dumps(data, separators=(",", ":")).encode() for data, *_ in rows]
     show = FieldSelection(data=True, tags=full, meta=full)
     made = rendered(
@@ -54,7 +54,7 @@ def test_every_record_comes_out_as_it_went_in(rows: list[tuple[Any, str, str, An
         assert found == wanted
 
 
-def test_the_keys_stand_in_the_contracts_order() -> None:
+def test_keys_are_in_the_order_of_the_contract() -> None:
     walk = scan.scan_records(
         b"".join(batch.encode_many(1, 1, 9, [b"1"], flags=JSON, tags=[b"t"], nodes=[b"n"], metas=[b'{"k":1}']))
     )
@@ -64,7 +64,7 @@ def test_the_keys_stand_in_the_contracts_order() -> None:
 
 @BOTH
 @pytest.mark.parametrize("later", [9, 10])
-def test_plain_records_take_the_short_way_to_the_same_text(later: int, compiled: bool) -> None:
+def test_records_with_data_only_have_the_same_text(later: int, compiled: bool) -> None:
     frames = batch.encode_many(1, 1, 9, [b'{"a":"%d"}', b"null"], flags=JSON) + batch.encode_many(
         1, 3, later, [b"3", b"4"], flags=JSON
     )
@@ -77,7 +77,7 @@ def test_plain_records_take_the_short_way_to_the_same_text(later: int, compiled:
     assert empty == b""
 
 
-def test_bytes_go_out_as_base64_and_say_so() -> None:
+def test_bytes_are_encoded_as_base64() -> None:
     found = rendered([b"\x00\xff", b""], flags=0, show=FieldSelection())
     assert [b64decode(row["data"]) for row in found] == [b"\x00\xff", b""]
     assert [row["$encoding"] for row in found] == ["base64", "base64"]

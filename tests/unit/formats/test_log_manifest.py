@@ -30,7 +30,7 @@ def test_the_bytes_never_change() -> None:
     assert log_manifest.decode(GOLDEN) == MANIFEST
 
 
-def test_not_one_bit_can_change() -> None:
+def test_every_changed_bit_is_detected() -> None:
     for pos in range(len(GOLDEN)):
         for bit in range(8):
             with pytest.raises(Corrupt):

@@ -1,6 +1,6 @@
-"""The compiled kernel against its twin in Python: the same bytes for the same rows, and nothing read that is not there.
+"""The compiled functions for JSON text against those in Python: equal bytes, and no byte outside the buffers is read.
 
-These tests need the kernel, which `make` builds where there is a compiler; without one the twin is all there is.
+These tests need the compiled module, which `make` builds where there is a compiler.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ names = st.text(max_size=6).map(str.encode) | st.text('"\\\x00\x1f\x7f\n/é€�
 rows_of = st.lists(st.tuples(I64, I64, st.booleans(), st.binary(max_size=20), names, names, st.binary(max_size=9)))
 
 
-def laid(rows: list[Row], gap: bytes = b"?", shared: bool = False) -> tuple[Rows, NDArray[np.bool_]]:
-    """Rows over one buffer, value behind value. `shared`: all have the first one's names, as those of a batch do."""
+def build_rows(rows: list[Row], gap: bytes = b"?", shared: bool = False) -> tuple[Rows, NDArray[np.bool_]]:
+    """Rows over one buffer, value after value. `shared`: all have the first one's names, as those of a batch do."""
     buf = bytearray(gap)
     at: list[list[tuple[int, int]]] = []
     for row in rows:
@@ -43,7 +43,7 @@ def laid(rows: list[Row], gap: bytes = b"?", shared: bool = False) -> tuple[Rows
         Span(*(np.array([places[number][part] for places in at], np.int64) for part in (0, 1))) for number in range(4)
     ]
     columns = [np.array([row[number] for row in rows], np.int64) for number in (0, 1)]
-    columns[1].sort()  # times never fall, and the twin relies on it
+    columns[1].sort()  # times never fall, and the Python function relies on it
     made = Rows(bytes(buf), columns[0], columns[1], columns[0], *spans)
     return made, np.array([row[2] for row in rows], bool)
 
@@ -57,7 +57,7 @@ def both(rows: Rows, json: NDArray[np.bool_], show: FieldSelection, between: byt
     return made[0]
 
 
-def test_the_kernel_is_there() -> None:
+def test_the_compiled_module_is_used() -> None:
     assert native.COMPILED
 
 
@@ -70,14 +70,16 @@ def test_the_kernel_is_there() -> None:
 @example([(-(1 << 63), -(1 << 63), True, b"1", b"", b"", b"")], FieldSelection(), b",", False)
 @example([((1 << 63) - 1, -1, False, b"\xff\xfe", b"n", b"t", b"{}")], FieldSelection(tags=True), b"\n", True)
 @settings(deadline=None, max_examples=400)
-def test_twins_make_the_same_bytes(rows: list[Row], show: FieldSelection, between: bytes, shared: bool) -> None:
-    both(*laid(rows, shared=shared), show, between, b"end")
+def test_both_implementations_encode_the_same_bytes(
+    rows: list[Row], show: FieldSelection, between: bytes, shared: bool
+) -> None:
+    both(*build_rows(rows, shared=shared), show, between, b"end")
 
 
 @given(rows_of, st.sets(st.sampled_from(["node", "tag", "meta"])))
 @settings(deadline=None)
 def test_a_column_may_be_missing(rows: list[Row], absent: set[str]) -> None:
-    made, json = laid(rows)
+    made, json = build_rows(rows)
     fields: dict[str, Any] = {name: None if name in absent else getattr(made, name) for name in ("node", "tag", "meta")}
     both(Rows(made.buf, made.seq, made.ts_us, made.frame_pos, made.data, **fields), json, FieldSelection(tags=True))
 
@@ -85,7 +87,7 @@ def test_a_column_may_be_missing(rows: list[Row], absent: set[str]) -> None:
 @given(st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=4)), min_size=1, max_size=4))
 @settings(deadline=None, max_examples=400)
 def test_a_name_that_is_not_utf_8_is_the_same_error(found: list[tuple[bytes, bytes]]) -> None:
-    made, json = laid([(1, 1, True, b"1", node, tag, b"") for node, tag in found])
+    made, json = build_rows([(1, 1, True, b"1", node, tag, b"") for node, tag in found])
     said = []
     for compiled in (False, True):
         try:
@@ -100,10 +102,10 @@ def test_a_name_that_is_not_utf_8_is_the_same_error(found: list[tuple[bytes, byt
 def test_large_and_many(size: int) -> None:
     """Past a megabyte the interpreter's lock is let go."""
     value = bytes(range(256)) * (size >> 8)
-    rows, json = laid([(1, 5, False, value, b"n", b"t", value[:100]), (2, 5, True, value, b"", b"", b"")])
+    rows, json = build_rows([(1, 5, False, value, b"n", b"t", value[:100]), (2, 5, True, value, b"", b"", b"")])
     assert len(both(rows, json, FieldSelection(tags=True))) > 2 * size
     count = 20_000
-    many, json = laid(
+    many, json = build_rows(
         [(seq, 1_700_000_000_000_000 + seq, True, b'"%d"' % seq, b"eu", b"", b"") for seq in range(count)]
     )
     assert both(many, json, FieldSelection(), b"\n", b"\n").count(b"\n") == count
@@ -111,7 +113,7 @@ def test_large_and_many(size: int) -> None:
 
 def test_columns_may_have_steps() -> None:
     """Picked from a table, turned around, or one value for all: what NumPy calls strides."""
-    rows, json = laid([(seq, 7, seq % 2 == 0, b"%d" % seq, b"", b"", b"") for seq in range(10)])
+    rows, json = build_rows([(seq, 7, seq % 2 == 0, b"%d" % seq, b"", b"", b"") for seq in range(10)])
     stepped = Rows(
         rows.buf, rows.seq[::2], rows.ts_us[::2], rows.frame_pos[::2], Span(rows.data.pos[::2], rows.data.size[::2])
     )
@@ -145,7 +147,7 @@ def test_a_value_outside_of_the_buffer_is_refused(column: str, pos: int, size: i
         call(**{column: where})
 
 
-def test_an_empty_value_may_lie_at_the_very_end() -> None:
+def test_an_empty_value_may_be_at_the_end_of_the_buffer() -> None:
     end = (np.array([4], np.int64), np.zeros(1, np.int64))
     assert call(data=end, node=end) == b'{"$seq":1,"$ts":0,"data":}'
     assert call(buf=b"", data=None) == b'{"$seq":1,"$ts":0}'
@@ -169,7 +171,7 @@ def test_columns_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"buf": "text"}, {"between": None}, {"last": bytearray()}, {"data": 7}])
-def test_what_is_no_buffer_is_refused(changed: dict[str, Any]) -> None:
+def test_arguments_of_a_wrong_type_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         call(**changed)
 
@@ -180,7 +182,7 @@ def test_what_is_no_buffer_is_refused(changed: dict[str, Any]) -> None:
 def batch_of(datas: list[bytes], before: bytes = b"") -> tuple[bytes, int, int, int]:
     """A body, where its lengths lie, how many there are, and where its data ends."""
     body = before + pack(f"<{len(datas)}I", *map(len, datas)) + b"".join(datas)
-    return body + b"behind", len(before), len(datas), len(body)
+    return body + b"after", len(before), len(datas), len(body)
 
 
 @given(
@@ -192,7 +194,7 @@ def batch_of(datas: list[bytes], before: bytes = b"") -> tuple[bytes, int, int, 
 )
 @example([b""], b"", (1 << 63) - 31, (1 << 63) - 1, None)
 @settings(deadline=None, max_examples=400)
-def test_a_batch_is_the_same_text_by_both_and_by_columns(
+def test_a_batch_has_the_same_text_in_both_implementations_and_by_columns(
     datas: list[bytes], before: bytes, seq: int, ts_ms: int, drawn: Any
 ) -> None:
     lo = 0 if drawn is None else drawn.draw(st.integers(0, len(datas) - 1))
@@ -251,7 +253,7 @@ def test_a_batch_outside_of_its_buffer_is_refused(wrong: dict[str, int]) -> None
             encode(body, *given.values())
 
 
-def test_nothing_is_held_afterwards() -> None:
+def test_no_reference_is_kept_after_a_call() -> None:
     """Neither the buffer, which could not grow any more, nor the text, nor after an error."""
     buf = bytearray(b'"a"\xff')
     column = np.zeros(1, np.int64), np.full(1, 3, np.int64)

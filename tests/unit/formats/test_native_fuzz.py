@@ -1,7 +1,7 @@
-"""Every function of the kernel with arguments by chance, also those that no caller gives: it answers as its Python
-counterpart does, or raises, and reads and writes nothing outside of what it was given (`make asan` sees that).
+"""Every compiled function with random arguments, also such that no caller passes: it returns what the Python function
+returns, or raises, and reads and writes no byte outside of its arguments (`make asan` detects that).
 
-Method: seeded chance; `TIDELOG_FUZZ_ROUNDS` says how often.
+Method: seeded random arguments; `TIDELOG_FUZZ_ROUNDS` is the number of rounds.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def copied(module: Any, *args: Any) -> bool:
     return True
 
 
-def test_cuts_return_for_every_bound() -> None:
+def test_split_by_size_returns_for_every_limit() -> None:
     """A bound of no values never returned."""
     lengths = array("I", [3, 0, 5, 9])
     for count_max in (0, -1, -(1 << 62), 1, 2, 1 << 62):
         assert _native.split_by_size(lengths, 8, count_max) == _pure_python.split_by_size(lengths, 8, count_max)
 
 
-def test_values_by_chance() -> None:
+def test_values_with_random_arguments() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)
         datas = [octets(random, 40) for _ in range(random.randrange(12))]
@@ -67,14 +67,14 @@ def test_values_by_chance() -> None:
         size_max, count_max = abs(number(random)), number(random)
         expected = _pure_python.split_by_size(lengths, size_max, count_max)
         assert _native.split_by_size(lengths, size_max, count_max) == expected, seed
-        into, twin = bytearray(octets(random)), bytearray()
-        twin[:] = into
+        into, copy = bytearray(octets(random)), bytearray()
+        copy[:] = into
         pos, lo, hi = (random.choice([number(random), random.randrange(12)]) for _ in range(3))
         made = tried(_native.copy_values_into, into, pos, datas, lo, hi)
-        wanted = tried(_pure_python.copy_values_into, twin, pos, datas, lo, hi)
+        wanted = tried(_pure_python.copy_values_into, copy, pos, datas, lo, hi)
         assert made == wanted, seed
         if made is not None:
-            assert into == twin, seed
+            assert into == copy, seed
         tried(_native.borrow_buffer, random.choice([-1, 0, 1 << 62, (1 << 63) - 1, random.randrange(99_999)]))
         for place in (
             (octets(random), number(random), number(random), number(random)),
@@ -83,7 +83,7 @@ def test_values_by_chance() -> None:
             assert tried(_native.find_frames, *place) == tried(_pure_python.find_frames, *place), seed
 
 
-def test_bodies_by_chance() -> None:
+def test_bodies_with_random_arguments() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)
         body = b"".join(random.choice([*WORDS, octets(random, 9)]) for _ in range(random.randrange(16)))
@@ -98,7 +98,7 @@ def test_bodies_by_chance() -> None:
             assert _native.parse_plain_bodies([body], 10, len(body)) == (alone, [len(alone)]), seed
 
 
-def test_rows_by_chance() -> None:
+def test_rows_with_random_arguments() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)
         count, buf = random.randrange(5), octets(random)
@@ -134,14 +134,14 @@ def test_rows_by_chance() -> None:
         if made[0]:
             assert (into, edges) == reference, seed
         entries = octets(random, 8 * 24)
-        room = [np.zeros(random.choice([8, 9]), np.int64) for _ in range(8)]
-        node, tag = (random.choice([None, (room[at], room[at + 1])]) for at in (4, 6))
+        memory = [np.zeros(random.choice([8, 9]), np.int64) for _ in range(8)]
+        node, tag = (random.choice([None, (memory[at], memory[at + 1])]) for at in (4, 6))
         marks = np.zeros(9, np.uint8)
-        columns = (room[0], room[1], marks, (room[2], room[3]), node, tag)
+        columns = (memory[0], memory[1], marks, (memory[2], memory[3]), node, tag)
         tried(_native.fill_indexed_records, buf, entries, number(random), number(random), *columns)
 
 
-def test_answers_by_chance() -> None:
+def test_responses_with_random_arguments() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)
         first = random.choice([random.randrange(1 << 62), number(random)])

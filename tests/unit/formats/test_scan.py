@@ -1,8 +1,7 @@
-"""The walk over frames, against a slow one that shares no code with it.
+"""`scan_records` against a slow scan that shares no code with it.
 
-Logs are made by chance from a seed, then damaged by chance: cut, flipped, zeroed, lengthened, or changed
-and sealed again with a checksum that holds. Both walks must give the same records, stop at the same byte
-and for the same kind of reason.
+Logs are generated from a seed, then damaged: cut, flipped, zeroed, lengthened, or changed and sealed again with a
+checksum that holds. Both scans must return the same records, and stop at the same byte and for the same kind of reason.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def slow_batch(found: Seen) -> list[Record] | None:
     return out
 
 
-def slow_walk(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], int, ScanStop]:
+def slow_scan(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], int, ScanStop]:
     done: list[Record] = []
     pending: list[Record] = []
     chain_at, chain_topic = None, None
@@ -243,7 +242,7 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
             piece = buf[starts[lo] : [*starts, len(buf)][lo + 1]]
             at = random.choice([*starts, len(buf)])
             return buf[:at] + piece + buf[at:]
-        case 7:  # a frame that lies, with a checksum that holds
+        case 7:  # a wrong header with a checksum that holds
             number = random.randrange(len(starts))
             at, end = starts[number], [*starts, len(buf)][number + 1]
             covered = bytearray(buf[at + 4 : end - 8])
@@ -255,12 +254,12 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_the_walk_agrees_with_the_slow_walk_on_logs_good_and_damaged(seed: int) -> None:
+def test_scan_records_agrees_with_a_slow_scan_of_good_and_damaged_logs(seed: int) -> None:
     random = Random(seed)
     for _ in range(25):
         good, starts = make_log(random)
         buf = damage(random, good, starts)
-        want, end, stop = slow_walk(buf)
+        want, end, stop = slow_scan(buf)
         got = scan.scan_records(buf)
         assert (list(iter_records(got.rows)), got.end, got.stop) == (want, end, stop), (seed, buf.hex(), got.reason)
         assert bool(got.reason) == (stop is not ScanStop.END)
@@ -269,7 +268,7 @@ def test_the_walk_agrees_with_the_slow_walk_on_logs_good_and_damaged(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_frame_is_seen_and_a_broken_batch_is_not_whole(seed: int) -> None:
+def test_frames_read_one_by_one_agree_with_the_slow_reader(seed: int) -> None:
     random = Random(seed)
     for _ in range(10):
         good, starts = make_log(random)
@@ -319,7 +318,7 @@ def test_a_sealed_segment_reads_the_same_through_its_index(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) -> None:
+def test_damage_to_a_segment_is_detected_through_its_index(seed: int) -> None:
     """Method: damage the data or the index; a checked read gives the records it should, or raises Corrupt."""
     random = Random(seed)
     for _ in range(15):
@@ -332,7 +331,7 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
         data, index = good, entries.tobytes()
         if random.random() < 0.5:
             data = damage(random, good, starts)
-            resealed = slow_walk(data)[0] != slow_walk(good)[0]
+            resealed = slow_scan(data)[0] != slow_scan(good)[0]
         else:
             broken = bytearray(index)
             broken[random.randrange(len(broken))] ^= random.randrange(1, 256)
@@ -351,7 +350,7 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
         lost = {record.seq for record in wanted} - {record.seq for record in found}
         empty = {record.seq for record in wanted if not record.data and not record.tag}
         assert resealed or all(record in wanted for record in found), seed
-        # What only the footer can tell: an empty record of a batch whose entry turned into a hole.
+        # Only the footer detects this: an empty record of a batch whose entry turned into a hole.
         assert resealed or lost <= empty, seed
 
 
@@ -370,7 +369,7 @@ def seqs(walk: Any) -> list[int]:
     return found
 
 
-def test_a_batch_that_breaks_off_is_not_there() -> None:
+def test_a_batch_that_breaks_off_is_left_out() -> None:
     whole = ONE + TWO + FOUR + FIVE
     for size in range(len(whole) + 1):
         got = scan.scan_records(whole[:size])
@@ -407,20 +406,20 @@ def test_a_batch_that_something_interrupts_is_bad(between: bytes) -> None:
         (ONE + TWO + append(3, TS, b"again") + FIVE, 1, "seq 3 comes after seq 3"),
     ],
 )
-def test_records_out_of_order_end_the_walk(log: bytes, kept: int, words: str) -> None:
+def test_records_out_of_order_end_the_scan(log: bytes, kept: int, words: str) -> None:
     got = scan.scan_records(log)
     assert len(got.rows) == kept
     assert got.stop is ScanStop.BAD
     assert words in got.reason
 
 
-def test_the_walk_starts_above_a_seq() -> None:
+def test_a_scan_starts_above_a_seq() -> None:
     assert seqs(scan.scan_records(FOUR + FIVE, above=3)) == [4, 5]
     refused = scan.scan_records(FOUR + FIVE, above=4)
     assert (len(refused.rows), refused.end, refused.stop) == (0, 0, ScanStop.BAD)
 
 
-def test_control_frames_are_stepped_over() -> None:
+def test_control_frames_are_skipped() -> None:
     got = scan.scan_records(MARK + ONE + MARK + FIVE + MARK + bytes(100))
     assert (seqs(got), got.end, got.stop) == ([1, 5], len(MARK) * 3 + len(ONE + FIVE), ScanStop.END)
 
@@ -482,7 +481,7 @@ def lying(**fields: int) -> bytes:
     return sealed(struct.pack("<BBQQQHHI", *values.values()) + good[38:-8])
 
 
-LIES = [
+WRONG_HEADERS = [
     {"flags": 32 | 3},
     {"flags": 255},
     {"flags": 1},
@@ -496,8 +495,8 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("fields", LIES)
-def test_what_one_frame_may_not_say_no_frame_of_a_run_may_say(fields: dict[str, int]) -> None:
+@pytest.mark.parametrize("fields", WRONG_HEADERS)
+def test_a_header_that_read_frame_refuses_ends_scan_records(fields: dict[str, int]) -> None:
     """Many frames are judged together; the rules are those for one."""
     bad = lying(**fields)
     alone = frame.read_frame(bad, 0, len(bad))
@@ -506,9 +505,9 @@ def test_what_one_frame_may_not_say_no_frame_of_a_run_may_say(fields: dict[str, 
     assert (seqs(got), got.end, got.stop, got.reason) == ([1], len(ONE), ScanStop.BAD, alone.reason)
 
 
-@pytest.mark.parametrize("fields", [*LIES, {"kind": frame.LEASE}, {"kind": 0}, {"seq": 3}, {"ts": TS + 1}])
+@pytest.mark.parametrize("fields", [*WRONG_HEADERS, {"kind": frame.LEASE}, {"kind": 0}, {"seq": 3}, {"ts": TS + 1}])
 @pytest.mark.parametrize("check", [False, True])
-def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int], check: bool) -> None:
+def test_such_a_frame_is_corrupt_through_an_index(fields: dict[str, int], check: bool) -> None:
     good = ONE + lying() + append(3, TS, b"three")
     entries = segment_index.build_entries(scan.scan_records(good).rows, 1, 4, len(good))
     assert len(scan.scan_indexed(good, entries, 0, 3, 1, check=check)) == 3
@@ -550,7 +549,7 @@ def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: st
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_an_entry_that_forgets_json_or_a_meta_is_corrupt(index: int) -> None:
+def test_an_entry_without_the_flag_json_or_meta_is_corrupt(index: int) -> None:
     """G66: an index of before there were these flags is not taken for one that was made with them."""
     log = append(1, TS, b"{}", flags=JSON)
     log += encode_batch(TOPIC, 2, TS, [b"x"], metas=[b"m"])
@@ -579,7 +578,7 @@ def test_a_segment_that_lost_the_end_of_its_last_frame_is_corrupt_through_its_in
         assert caught.value.pos == len(ONE)
 
 
-def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
+def test_entries_that_name_a_neighbours_frame_are_corrupt() -> None:
     """Method: entries whose frames exist, agree in number and size, and are not theirs."""
     twice = encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
     entries = segment_index.build_entries(scan.scan_records(twice).rows, 1, 4, len(twice)).copy()
@@ -600,7 +599,7 @@ def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
         scan.scan_indexed(one + two, entries, 0, 3, 1, check=True)
 
 
-def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
+def test_a_scan_to_an_end_reads_only_the_bytes_before_it() -> None:
     log = ONE + append(2, TS, b"two") + append(3, TS, b"three") + encode_batch(TOPIC, 4, TS, [b"4"]) + FIVE
     for end in range(len(log) + 1):
         got, want = scan.scan_records(log, 0, end), scan.scan_records(log[:end])
@@ -611,7 +610,7 @@ def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_a_broken_checksum_is_seen_through_the_index_when_asked_for(check: bool) -> None:
+def test_a_broken_checksum_is_detected_through_the_index_with_check(check: bool) -> None:
     log = ONE + FOUR + FIVE
     entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 6, len(log))
     for at, first, stop in ((len(ONE) - 1, 0, 1), (len(ONE + FOUR) - 1, 3, 4), (len(log) - 1, 4, 5)):

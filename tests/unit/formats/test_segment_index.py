@@ -41,13 +41,13 @@ def naive(base: int, stop: int, present: dict[int, tuple[int, int, int, int]], s
         if seq in present:
             out += struct.pack("<IIQB3x", *present[seq])
         else:
-            behind = [present[later][0] for later in sorted(present) if later > seq]
+            after = [present[later][0] for later in sorted(present) if later > seq]
             before = [present[earlier][2] for earlier in sorted(present) if earlier < seq]
-            out += struct.pack("<IIQB3x", (behind or [size])[0], 0, (before or [0])[-1], 0x80)
+            out += struct.pack("<IIQB3x", (after or [size])[0], 0, (before or [0])[-1], 0x80)
     return out
 
 
-def test_entries_are_dense_and_holes_name_what_follows() -> None:
+def test_entries_are_dense_and_holes_name_the_next_frame() -> None:
     b, c = len(ONE), len(ONE + BATCH)
     present = {
         3: (0, 3, TS, 1),
@@ -62,7 +62,7 @@ def test_entries_are_dense_and_holes_name_what_follows() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
+def test_an_index_equals_one_built_entry_by_entry(seed: int) -> None:
     """G66, G67: whichever way its flags are made, and of whichever part of the log."""
     random = Random(seed)
     pieces: list[bytes] = []
@@ -115,7 +115,7 @@ def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
     assert np.shares_memory(segment_index.read_entries(view := entries.tobytes()), np.frombuffer(view, np.uint8))
 
 
-def test_an_index_that_is_continued_equals_one_made_at_once() -> None:
+def test_a_continued_index_equals_one_built_at_once() -> None:
     whole = segment_index.build_entries(walked(LOG), 2, 12, len(LOG)).tobytes()
     first = segment_index.build_entries(walked(ONE), 2, 4, len(ONE))
     rest = segment_index.build_entries(
@@ -124,7 +124,7 @@ def test_an_index_that_is_continued_equals_one_made_at_once() -> None:
     assert first.tobytes() + rest.tobytes() == whole
 
 
-def test_an_index_without_holes_is_continued_just_so() -> None:
+def test_an_index_without_holes_can_be_continued() -> None:
     first, second = append(1, TS, b"a"), append(2, TS, b"b") + append(3, TS, b"c")
     whole = segment_index.build_entries(walked(first + second), 1, 4, len(first + second)).tobytes()
     rest = segment_index.build_entries(walked(second), 2, 4, len(first + second), origin=len(first))
@@ -188,13 +188,13 @@ def changed(index: int, **fields: Any) -> NDArray[np.void]:
         (changed(1, flags=0x80, data_len=0), "frame after it"),
     ],
 )
-def test_an_index_that_contradicts_itself_says_how(entries: NDArray[np.void], words: str) -> None:
+def test_an_index_that_contradicts_itself_is_reported(entries: NDArray[np.void], words: str) -> None:
     found = segment_index.find_index_fault(entries, len(LOG))
     assert found is not None
     assert words in found
 
 
-def test_a_segment_shorter_than_its_index_says_is_seen() -> None:
+def test_a_segment_shorter_than_its_index_is_reported() -> None:
     entries = segment_index.build_entries(walked(LOG), 2, 12, len(LOG))
     for size in range(len(LOG)):
         assert segment_index.find_index_fault(entries, size) is not None, size
@@ -203,10 +203,10 @@ def test_a_segment_shorter_than_its_index_says_is_seen() -> None:
                 scan.scan_indexed(LOG[:size], entries, 0, 10, 2, check=False)
 
 
-def test_what_only_the_footer_can_tell() -> None:
+def test_changes_that_only_the_footer_detects() -> None:
     """An empty record of a batch, its entry turned into a hole, leaves an index that agrees with itself.
     A read that meets another record of the batch disagrees; one that asks for that seq alone finds nothing,
-    and the footer's checksum of the index is what tells."""
+    and only the footer's checksum of the index detects it."""
     buf = encode_batch(10, 1, TS, [b"a", b"", b"c"])
     entries = segment_index.build_entries(walked(buf), 1, 4, len(buf)).copy()
     entries["flags"][1] = segment_index.HOLE
@@ -217,7 +217,7 @@ def test_what_only_the_footer_can_tell() -> None:
     assert not len(scan.scan_indexed(buf, entries, 1, 2, 1, check=True))
 
 
-def test_runs_are_laid_as_the_entries_they_stand_for() -> None:
+def test_runs_are_encoded_as_their_entries() -> None:
     datas = [[b"a" * n for n in range(1, 6)], [b"b"], [b"c" * 9] * 3]
     pieces: list[bytes | segment_index.EntryRun] = [b"\0" * segment_index.ENTRY_BYTES]
     expected, at, seq = [pieces[0]], 0, 1

@@ -42,7 +42,7 @@ def naive(body: bytes, version: int = 100) -> bytes:
 
 @quick
 @given(metas)
-def test_a_snapshot_comes_back_as_it_went_in(meta: Meta) -> None:
+def test_a_snapshot_decodes_to_its_content(meta: Meta) -> None:
     made = file_header.encode_snapshot(meta)
     assert made == naive(made[20:])
     assert file_header.decode_snapshot(Meta, made) == meta
@@ -81,7 +81,7 @@ GOOD = file_header.encode_snapshot(Meta({"orders": 10}, {10: Floors(1, 2)}, 11))
         (naive(b"\x81\xa6topics\xdf\xff\xff\xff\xff"), "does not decode"),
     ],
 )
-def test_anything_else_is_corrupt_in_words(buf: bytes, words: str) -> None:
+def test_anything_else_is_corrupt_with_a_reason(buf: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words) as caught:
         file_header.decode_snapshot(Meta, buf, "snapshot.0007.bin")
     assert "snapshot.0007.bin" in str(caught.value)
