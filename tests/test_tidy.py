@@ -462,11 +462,11 @@ def seam_complaints(module: str, source: str) -> Iterator[str]:
             yield f"{module}:{line}: {name} touches {seam}; take it as an argument"
 
 
-def test_only_the_seams_touch_files_clock_chance_waits_and_terminal() -> None:
+def test_only_listed_modules_touch_files_clock_chance_waits_and_terminal() -> None:
     none(complaint for module, text in modules() for complaint in seam_complaints(module, text))
 
 
-def test_every_excuse_still_has_somebody_to_excuse() -> None:
+def test_every_exception_still_has_a_module() -> None:
     none(
         f"{excuse.where}: there is no such module; remove its excuse"
         for excuse in EXCUSES
@@ -505,13 +505,13 @@ def test_every_excuse_still_has_somebody_to_excuse() -> None:
         "import sys\nsys.stdout.write('x')",
     ],
 )
-def test_a_planted_reach_past_a_seam_is_caught(source: str) -> None:
+def test_planted_use_outside_its_module_is_caught(source: str) -> None:
     reached = list(seam_complaints("commitlog/log.py", source))
     assert reached, "nothing was caught"
     none(seam_complaints("testing/kit.py", source))
 
 
-def test_a_seam_excuses_its_own_matter_and_no_other() -> None:
+def test_exception_excuses_its_own_names_and_no_other() -> None:
     wall, remove, home = (
         "import time\ntime.time()",
         "import os\nos.unlink('x')",
@@ -538,7 +538,7 @@ def test_a_seam_excuses_its_own_matter_and_no_other() -> None:
         "import threading\nguard = threading.Lock()",
     ],
 )
-def test_what_goes_through_the_seams_is_let_pass(source: str) -> None:
+def test_uses_through_the_listed_modules_pass(source: str) -> None:
     none(seam_complaints("commitlog/log.py", source))
 
 
@@ -1044,5 +1044,5 @@ def test_a_planted_machine_path_or_registry_is_caught(parts: tuple[str, str]) ->
     assert len(list(privacy_complaints("README.md", "".join(parts)))) == 1
 
 
-def test_paths_that_belong_to_nobody_are_let_pass() -> None:
+def test_paths_of_no_machine_pass() -> None:
     none(privacy_complaints("README.md", "$HOME/work ~/work /v0/queues/{name}/work /tmp/x /rootless /workers /home"))

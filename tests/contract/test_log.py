@@ -177,7 +177,7 @@ def test_reading_an_empty_log_is_out_of_range(open_log: Opener) -> None:
         log.read(log.lowest)
 
 
-def test_any_stretch_can_be_read(open_log: Opener, clock: ManualClock) -> None:
+def test_any_range_can_be_read(open_log: Opener, clock: ManualClock) -> None:
     log = open_log()
     written = fill(log, clock)
     low = log.lowest
@@ -187,7 +187,7 @@ def test_any_stretch_can_be_read(open_log: Opener, clock: ManualClock) -> None:
     assert list(log.records(stop=low + 17)) == written[:17]
 
 
-def test_a_stretch_that_begins_outside_is_refused(open_log: Opener, clock: ManualClock) -> None:
+def test_range_that_starts_outside_is_refused(open_log: Opener, clock: ManualClock) -> None:
     log = open_log()
     fill(log, clock)
     for asked in (log.lowest - 1, log.highest + 1):
@@ -362,7 +362,7 @@ def test_a_segment_is_sealed_by_its_age_counted_from_its_creation(
     assert log.segments == [range(low, low + 2), range(low + 2, low + 3)]
 
 
-def test_a_tick_seals_an_old_segment_that_nobody_writes_to(open_log: Opener, clock: ManualClock) -> None:
+def test_tick_seals_an_old_idle_segment(open_log: Opener, clock: ManualClock) -> None:
     log = open_log(segment_age_ms_max=1000)
     log.append(b"a")
     clock.tick(999)
@@ -378,7 +378,7 @@ def test_a_tick_seals_an_old_segment_that_nobody_writes_to(open_log: Opener, clo
 
 
 @pytest.mark.parametrize("back", range(1, 13))
-def test_truncate_keeps_what_lies_before_the_mark_and_numbers_go_on_from_it(open_log: Opener, back: int) -> None:
+def test_truncate_keeps_records_before_the_mark_and_seqs_continue_from_it(open_log: Opener, back: int) -> None:
     """G118, G123, G124. Method: marks fall on segment bases, inside a batch and in the middle of a segment."""
     log = open_log()
     written: list[Record] = []
@@ -559,7 +559,7 @@ def test_a_reader_refuses_to_write(open_log: Opener, clock: ManualClock, disk: D
     assert contents(disk, path) == before
 
 
-def test_a_reader_of_nothing_is_told_so_and_makes_nothing(open_log: Opener, disk: Disk, path: str) -> None:
+def test_read_only_open_of_nothing_raises_and_creates_nothing(open_log: Opener, disk: Disk, path: str) -> None:
     with pytest.raises(NotFound):
         open_log(read_only=True)
     assert disk.stat(path) is None

@@ -161,7 +161,7 @@ def test_a_thousand_bulk_reads_with_a_closed_window_cost_little_and_end(tmp_path
     attacked_by_windows(tmp_path, streams=1_000, window=window, growth_bytes=(128 if window == 0 else 700) * MB)
 
 
-def test_bytes_that_nobody_reads_are_bounded_over_all_connections(tmp_path: Path) -> None:
+def test_unread_bytes_are_bounded_over_all_connections(tmp_path: Path) -> None:
     """HTTP/1.1 peers that never read a bulk read, more than the bound has room for; a reader gets all of its own."""
     with Server(tmp_path, max_unsent_bytes=24 * MB).start() as server:
         filled(server, 24)

@@ -482,9 +482,7 @@ def test_a_fifo_channel_is_pushed_to_popped_from_and_cleared(
 # ── who asks ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_key_is_its_user_and_speaks_for_nobody_else(
-    ann: ChannelApi, channel_server: Server, channel_name: str
-) -> None:
+def test_key_is_its_user_and_no_other(ann: ChannelApi, channel_server: Server, channel_name: str) -> None:
     ann.create(channel_name, persist=True)
     assert expect_success(ann.get("/v0/channels", [("X-Tidelog-User", ANN)]))["user"] == ANN, "to say so is no lie"
     for headers, query in (([("X-Tidelog-User", BOB)], ""), ([], f"?user={BOB}")):
@@ -589,7 +587,7 @@ def test_without_keys_everybody_is_who_they_say_and_nothing_persists(server: Ser
         expect_success(api.delete(channel_path(channel_name)))
 
 
-def test_without_keys_what_lies_on_disk_is_left_alone(tmp_path: Path, channel_name: str) -> None:
+def test_without_keys_stored_channels_are_left_alone(tmp_path: Path, channel_name: str) -> None:
     with Server(tmp_path / "s", api_keys=KEYS) as server:
         server.start()
         with channel_api(server, "ann") as ann:
@@ -631,7 +629,7 @@ def test_caps_of_channels_hold_and_zero_is_none(tmp_path: Path) -> None:
         assert len(ann.texts("!a@example.org")[0]) == 100_000
 
 
-def test_a_channel_that_cannot_be_read_is_passed_over_and_told_of(tmp_path: Path) -> None:
+def test_unreadable_channel_is_skipped_and_reported(tmp_path: Path) -> None:
     good_one, bad_one = "!good@example.org", "!bad@example.org"
     with Server(tmp_path / "s", api_keys=KEYS).start() as server:
         with channel_api(server, "ann") as ann:
@@ -657,7 +655,7 @@ def test_a_channel_that_cannot_be_read_is_passed_over_and_told_of(tmp_path: Path
             assert ann.texts(bad_one) == []
 
 
-def test_a_lost_cursor_is_told_and_cleared_by_the_owner(tmp_path: Path) -> None:
+def test_lost_cursor_is_reported_and_cleared_by_the_owner(tmp_path: Path) -> None:
     channel_name = "!jobs@example.org"
     with Server(tmp_path / "s", api_keys=KEYS).start() as server:
         with channel_api(server, "ann") as ann:
@@ -678,7 +676,7 @@ def test_a_lost_cursor_is_told_and_cleared_by_the_owner(tmp_path: Path) -> None:
             assert expect_success(ann.post(channel_path(channel_name, "/pop")))["payload"] == "next"
 
 
-def test_figures_tell_what_was_done(ann: ChannelApi, bob: ChannelApi, channel_name: str) -> None:
+def test_metrics_count_what_was_done(ann: ChannelApi, bob: ChannelApi, channel_name: str) -> None:
     saves = ann.scraped_metric('tidelog_store_saves_total{result="success"}')
     took = ann.scraped_metric("tidelog_store_save_duration_seconds_count")
     refusals = ann.scraped_metric("tidelog_channels_active")

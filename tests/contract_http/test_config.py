@@ -105,7 +105,7 @@ def test_everything_can_be_set_in_the_environment(tmp_path: Path) -> None:
             assert time.monotonic() - began >= 0.9, "the hook lowers the floor of 1,000 ms, and never raises it"
 
 
-def test_a_name_that_is_no_setting_is_told_of(tmp_path: Path) -> None:
+def test_unknown_setting_is_reported(tmp_path: Path) -> None:
     """Nothing is ignored in silence, and nobody is kept from starting for it."""
     with Server(tmp_path, max_topcis=3, max_topics=3).start() as running:
         told = [line for line in running.log.splitlines() if "no setting" in line]

@@ -200,14 +200,14 @@ def test_each_writer_finds_its_records_in_its_order(flood: Flood) -> None:
         assert turns, "nobody was shut out for good"
 
 
-def test_a_write_that_insists_waits_and_is_told_how_long(flood: Flood) -> None:
+def test_write_without_backpressure_waits_and_reports_how_long(flood: Flood) -> None:
     """§2.5 disable_backpressure, §1.9 throttle_wait_ms."""
     insisting = [writer for writer in flood.writers if writer.insists]
     assert [writer.refused for writer in insisting] == [[]] * len(insisting)
     assert max(wait for writer in insisting for wait in writer.waits_ms) > 0.0
 
 
-def test_the_figures_told_of_it(flood: Flood) -> None:
+def test_metrics_count_it(flood: Flood) -> None:
     assert flood.peak["pressure"] > 0.6, "deferral lasts until it is below that"
     assert flood.peak["deferred_topics"] == 1
 
@@ -222,7 +222,7 @@ def test_and_is_pushed_again_afterwards_without_a_record_missing(flood: Flood) -
     assert flood.pushed_before + flood.resumed == list(range(1, flood.paused_seq + 1))
 
 
-def test_every_watcher_was_told_of_every_record_once_and_in_order(flood: Flood) -> None:
+def test_every_watcher_got_every_record_once_and_in_order(flood: Flood) -> None:
     for topic, seqs, pages in flood.told:
         assert seqs == sorted(stored(flood.api, topic))
         assert pages <= len(seqs)

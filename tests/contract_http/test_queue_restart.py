@@ -128,7 +128,7 @@ def test_an_acknowledged_ack_of_an_fsync_queue_survives_a_kill(own_server: Serve
 # ── figures ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_figures_of_queues(api: QueueApi, server: Server, name: Name) -> None:
+def test_metrics_of_queues(api: QueueApi, server: Server, name: Name) -> None:
     """§2.12, C: ready and in flight by topic, for queues only; totals; and ours: what was done with jobs."""
     log, queue, dead = name("log"), name("queue"), name("dead")
     api.create_topic(log)

@@ -71,7 +71,7 @@ def test_an_empty_topic_and_the_head_read_as_caught_up(api: Api, topic: str) -> 
     assert (at_head["lag"], at_head["tombstone"]) == (0, None)
 
 
-def test_reading_on_behind_the_cursor(api: Api, topic: str) -> None:
+def test_reading_on_after_the_cursor(api: Api, topic: str) -> None:
     """§2.6: `lag` and `caught_up` by the cursor."""
     api.write(topic, *range(5))
     at, told = 0, []
@@ -193,7 +193,7 @@ def test_a_topic_may_turn_the_filter_off(api: Api, topic: str) -> None:
 # ── gaps ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_cap_took_is_told(api: Api, topic: str) -> None:
+def test_evicted_records_are_reported(api: Api, topic: str) -> None:
     """§3.4: also to who reads from 0; the records resume at the earliest one."""
     api.create_topic(topic, cap_records=3)
     for number in range(6):
@@ -210,7 +210,7 @@ def test_what_a_cap_took_is_told(api: Api, topic: str) -> None:
     assert limited["tombstone"] is not None
 
 
-def test_what_expired_is_told(api: Api, topic: str) -> None:
+def test_expired_records_are_reported(api: Api, topic: str) -> None:
     """§3.4, C: the values of a ttl tombstone."""
     api.create_topic(topic, ttl_ms=60)
     api.write(topic, 1, 2)
@@ -249,7 +249,7 @@ def test_what_was_deleted_is_no_gap(api: Api, topic: str) -> None:
     assert found["caught_up"]
 
 
-def test_a_loss_behind_a_deletion_is_a_gap_of_its_own_reason(api: Api, topic: str) -> None:
+def test_loss_after_a_deletion_is_a_gap_with_its_own_reason(api: Api, topic: str) -> None:
     """C: delete, then cap; §3.2: the floor of losses may lie below the earliest record (B9)."""
     api.create_topic(topic, cap_records=3)
     api.write(topic, *range(1, 4))
@@ -381,7 +381,7 @@ def test_a_long_poll_of_a_topic_that_goes_is_answered(api: Api, server: Server, 
         assert time.monotonic() - began < 15
 
 
-def test_a_client_that_leaves_its_long_poll_disturbs_nobody(api: Api, server: Server, topic: str) -> None:
+def test_client_that_leaves_its_long_poll_disturbs_no_other(api: Api, server: Server, topic: str) -> None:
     api.create_topic(topic)
     for _ in range(5):
         with server.client() as other:

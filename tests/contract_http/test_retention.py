@@ -202,7 +202,7 @@ def test_a_shorter_life_applies_at_once(api: Api, topic: str) -> None:
     assert api.diff(topic)["tombstone"]["reason"] == "ttl"
 
 
-def test_what_expired_makes_room_in_a_topic_that_rejects(api: Api, topic: str) -> None:
+def test_expired_records_free_space_in_a_topic_that_rejects(api: Api, topic: str) -> None:
     """§3.3: lazy, but exact to observers: evaluated on every write."""
     api.create_topic(topic, discard="reject", cap_records=1, ttl_ms=60)
     api.write(topic, 1)

@@ -92,7 +92,7 @@ def test_options_are_replaced_and_what_was_passed_on_stays(api: Api, name: Name)
         (["tag", "Glob", "*"], ["tag", "Glob", "*"]),
     ],
 )
-def test_a_filter_is_told_in_one_form(api: Api, name: Name, given: object, echoed: object) -> None:
+def test_filter_is_encoded_in_one_form(api: Api, name: Name, given: object, echoed: object) -> None:
     """§2.8, §2.7: the grammar of a match; the answer always has three parts."""
     r = name("r")
     assert made(api, r, name("a"), name("b"), filter=given)["filter"] == echoed
@@ -232,7 +232,7 @@ def test_copies_come_in_order_with_seqs_of_their_own(api: Api, name: Name) -> No
     assert datas(api, b, node="n") == [None, "third"], "the node of a copy is left out as well"
 
 
-def test_node_and_tag_can_be_left_behind(api: Api, name: Name) -> None:
+def test_node_and_tag_can_be_dropped(api: Api, name: Name) -> None:
     """§3.6."""
     a, b = name("a"), name("b")
     made(api, name("r"), a, b, preserve_node=False, preserve_tag=False)
@@ -310,7 +310,7 @@ def test_what_was_deleted_at_the_source_stays_at_the_dest(api: Api, name: Name) 
     assert datas(api, b) == [1, 2]
 
 
-def test_a_dest_without_room_holds_up_its_source_and_nothing_is_lost(api: Api, name: Name) -> None:
+def test_full_dest_delays_forwarding_and_nothing_is_lost(api: Api, name: Name) -> None:
     """§3.6: 4 records into a cap of 2 are 2, and the rest when there is room."""
     a, b, r = name("a"), name("b"), name("r")
     api.create_topic(b, cap_records=2, discard="reject")
@@ -323,7 +323,7 @@ def test_a_dest_without_room_holds_up_its_source_and_nothing_is_lost(api: Api, n
     assert total(api, r) == 4
 
 
-def test_exactly_once_tells_where_a_copy_comes_from(api: Api, name: Name) -> None:
+def test_exactly_once_names_the_origin_of_a_copy(api: Api, name: Name) -> None:
     """§3.6: beside what meta there is, and instead of it where it has no room."""
     a, b, r = name("a"), name("b"), name("r")
     made(api, r, a, b, guarantee="exactly_once")
@@ -396,7 +396,7 @@ def test_a_router_never_leads_elsewhere(api: Api, name: Name) -> None:
     assert not api.exists(name("c"))
 
 
-def test_a_circle_is_refused_and_told(api: Api, name: Name) -> None:
+def test_cycle_is_refused_and_reported(api: Api, name: Name) -> None:
     """§3.6: the new source is first and last; a router's own way does not count."""
     a, b, c = name("a"), name("b"), name("c")
     made(api, name("r1"), a, b)
@@ -441,7 +441,7 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_scopes_and_prefixes_gate_routers(keyed_server: Server) -> None:
+def test_scopes_and_prefixes_restrict_routers(keyed_server: Server) -> None:
     """§1.3, §1.5: name, source and dest; of a body with the name, of the path without; lists are filtered."""
     with (
         keyed_server.client("root") as root,

@@ -258,7 +258,7 @@ def test_a_bad_name_is_refused_where_something_is_made_and_absent_elsewhere(api:
     expect_error(api.post("/v0/watch", {"topics": {bad: {}}}), 404, "topic_not_found", absent)
 
 
-def test_names_are_told_apart_by_case(api: Api, topic: str) -> None:
+def test_names_are_case_sensitive(api: Api, topic: str) -> None:
     """§1.7: bytes."""
     api.create_topic(f"{topic}-a")
     api.write(f"{topic}-a", 1)

@@ -58,7 +58,7 @@ def test_a_request_may_come_byte_by_byte(api: Api, topic: str) -> None:
     assert expect_success(api.end(), 201)["count"] == 1
 
 
-def test_a_client_that_says_close_is_closed_behind_its_answer(api: Api) -> None:
+def test_connection_close_is_honoured_after_the_response(api: Api) -> None:
     with RawConnection(api.address) as wire:
         wire.send(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         reply = wire.reply()
@@ -86,7 +86,7 @@ def test_a_body_in_chunks_is_a_body(api: Api, topic: str) -> None:
     assert api.diff(topic)["records"][0]["data"] == "in pieces"
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(api: Api, topic: str) -> None:
+def test_expect_continue_gets_100(api: Api, topic: str) -> None:
     """`Expect: 100-continue`, as curl sends with larger bodies."""
     body = dumps({"records": [{"data": 1}]})
     api.connection.send(
@@ -745,7 +745,7 @@ def test_nesting_that_is_not_too_deep_is_kept(api: Api, topic: str) -> None:
     assert [record["data"] for record in api.diff(topic)["records"]] == [deep, {"a": deep}]
 
 
-def test_deep_nesting_in_a_field_nobody_knows_breaks_nothing(api: Api, topic: str) -> None:
+def test_deep_nesting_in_an_unknown_field_breaks_nothing(api: Api, topic: str) -> None:
     """§1.1, E: ignored or refused, never 5xx."""
     body = b'{"records":[{"data":1}],"stray":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
     assert api.request("POST", topic_path(topic), body, [JSON]).status in (201, 400)

@@ -280,7 +280,7 @@ def test_writes_of_one_socket_keep_their_order(ws: Socket, api: Api, topic: str)
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-def test_an_ack_tells_the_class(ws: Socket, api: Api, topic: str, durability: str) -> None:
+def test_ack_has_the_durability_class(ws: Socket, api: Api, topic: str, durability: str) -> None:
     """§1.9, §4."""
     api.create_topic(topic, durability=durability)
     took = ws.publish(topic, 1)["performance"]

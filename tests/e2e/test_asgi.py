@@ -209,7 +209,7 @@ def test_a_directory_that_is_in_use_keeps_the_server_from_starting(folder: Path)
         engine.topic("orders").append(b"mine")
 
 
-def test_nothing_is_open_before_the_start_and_behind_the_end(tmp_path: Path) -> None:
+def test_nothing_is_open_before_the_start_and_after_the_end(tmp_path: Path) -> None:
     """Requests outside of the lifespan are refused, and it can be started again. Method: ASGI messages by hand."""
     app = asgi(ServerConfig(data_dir=str(tmp_path / "data")))
 

@@ -43,7 +43,7 @@ def run(server: Server, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch:
     return command
 
 
-def test_a_room_of_a_server_from_its_making_to_its_end(run: Run, server: Server) -> None:
+def test_channel_of_a_server_from_creation_to_deletion(run: Run, server: Server) -> None:
     assert run("create", ROOM, "--user", ANN, "--set", "max_clients=3")[:2] == (
         0,
         f"created {ROOM}, a pubsub channel, owned by {ANN}\n",

@@ -210,7 +210,7 @@ def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, b"tidelog: [Errno 28] No space left on device\n")
 
 
-def test_a_command_that_nobody_listens_to_still_has_its_exit_code(tmp_path: Path) -> None:
+def test_command_with_a_closed_pipe_keeps_its_exit_code(tmp_path: Path) -> None:
     with start(tmp_path, "cat", "nowhere") as lonely:
         assert lonely.stdout is not None
         assert lonely.stderr is not None
@@ -219,7 +219,7 @@ def test_a_command_that_nobody_listens_to_still_has_its_exit_code(tmp_path: Path
     assert lonely.returncode == 2
 
 
-def test_an_append_whose_acks_nobody_reads_stops_and_says_what_it_wrote(tmp_path: Path) -> None:
+def test_append_with_unread_acks_stops_and_reports_what_it_wrote(tmp_path: Path) -> None:
     with start(tmp_path, "append", "log", "--acks", "--sync", "interval", "--batch", 1) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None

@@ -107,7 +107,7 @@ def until_written(server: Server, topic: str, acked: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_on_a_full_disk_says_507_and_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+def test_server_on_a_full_disk_returns_507_and_resumes_when_there_is_space(small_disk: Path, tmp_path: Path) -> None:
     server = Server(small_disk, tmp_path / "port")
     acked: dict[str, list[int]] = {"t": [], "u": []}
     try:

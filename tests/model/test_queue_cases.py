@@ -29,7 +29,7 @@ def checked(machine: QueueMachine) -> None:
 
 
 @restarts
-def test_without_room_for_the_next_file_of_the_wal_puts_are_refused_until_there_is_some(how: str) -> None:
+def test_without_space_for_the_next_wal_file_puts_are_refused_until_there_is_some(how: str) -> None:
     """Decision 0021: nothing latches; claims, acks and a checkpoint go on in the reserve, puts resume by themselves."""
     machine = begun(CAPACITY)
     queue, acked = machine.queue("durable"), list[int]()

@@ -75,7 +75,7 @@ def settled(disk: SimDisk, log: tidelog.Database, oracles: dict[str, dict[int, b
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_deletes_and_checkpoints_make_room_on_a_full_disk(durability: str, shards: int) -> None:
+def test_deletes_and_checkpoints_free_space_on_a_full_disk(durability: str, shards: int) -> None:
     """Method: two topics; one fills the disk; half of it is deleted, two checkpoints let go of it, and it goes on."""
     disk = SimDisk()
     disk.capacity_bytes = 600_000
@@ -100,7 +100,7 @@ def test_deletes_and_checkpoints_make_room_on_a_full_disk(durability: str, shard
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_drop_makes_room_on_a_full_disk(durability: str, shards: int) -> None:
+def test_drop_frees_space_on_a_full_disk(durability: str, shards: int) -> None:
     disk = SimDisk()
     disk.capacity_bytes = 600_000
     log = opened(disk, shards)
@@ -145,7 +145,7 @@ def test_acks_claims_groups_and_floors_go_on_while_records_are_refused() -> None
     settled(disk, log, {"t": oracle, "old": {}}, 1)
 
 
-def test_room_that_is_made_outside_is_used_without_a_restart() -> None:
+def test_space_freed_outside_is_used_without_a_restart() -> None:
     disk = SimDisk()
     disk.capacity_bytes = 400_000
     log = opened(disk)
@@ -158,7 +158,7 @@ def test_room_that_is_made_outside_is_used_without_a_restart() -> None:
     settled(disk, log, {"t": oracle}, 1)
 
 
-def test_a_full_disk_is_opened_with_the_reserve_and_room_is_made() -> None:
+def test_full_disk_is_opened_with_the_reserve_and_space_is_freed() -> None:
     disk = SimDisk()
     disk.capacity_bytes = 2_000_000
     log = opened(disk)
@@ -182,7 +182,7 @@ def test_a_full_disk_is_opened_with_the_reserve_and_room_is_made() -> None:
 @pytest.mark.parametrize("call", ["write", "create", "reserve", "rename", "mkdir"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(("durability", "shards"), [("fsync", 1), ("disk", 2), ("memory", 1)])
-def test_no_room_at_any_call_latches_nothing(call: DiskCall, error: int, durability: str, shards: int) -> None:
+def test_no_space_at_any_call_latches_nothing(call: DiskCall, error: int, durability: str, shards: int) -> None:
     """Method: a history of appends, deletes, configures, drops, seals and checkpoints by chance; every so many calls of
     one kind fail; what raised is DiskFull and was not done; at the end all is as the oracle has it."""
     random = Random(f"{call} {error} {durability} {shards}")
@@ -232,7 +232,7 @@ def test_no_room_at_any_call_latches_nothing(call: DiskCall, error: int, durabil
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("sync", ["batch", "interval"])
-def test_a_full_disk_refuses_appends_of_a_segmented_log_until_there_is_room(codec: str, sync: str) -> None:
+def test_full_disk_refuses_appends_of_a_segmented_log_until_there_is_space(codec: str, sync: str) -> None:
     disk = SimDisk()
     disk.capacity_bytes = 40_000
     log = SegmentedLog.open("log", codec, disk=disk, clock=ManualClock(), sync=sync, segment_bytes_max=1 << 13)
@@ -256,7 +256,7 @@ def test_a_full_disk_refuses_appends_of_a_segmented_log_until_there_is_room(code
         assert {record.seq: record.data for record in again} == oracle
 
 
-def test_a_full_disk_refuses_messages_of_a_channel_until_there_is_room() -> None:
+def test_full_disk_refuses_messages_of_a_channel_until_there_is_space() -> None:
     disk = SimDisk()
     log = opened(disk)
     room = log.channel(ROOM, user=USER).join(persist=True, message_flush_interval=0, max_persist_messages=1000)
@@ -504,9 +504,7 @@ def crowded(disk: SimDisk, shards: int) -> tuple[tidelog.Database, dict[str, dic
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_segments_of_which_nothing_is_left_go_where_there_is_no_room_for_copies(
-    shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_segments_are_removed_without_space_for_copies(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     real, copied = background.CheckpointScheduler._run, list[bool]()
 
@@ -544,7 +542,7 @@ def test_segments_of_which_nothing_is_left_go_where_there_is_no_room_for_copies(
     [(23, 1), (29, 2), pytest.param(1, 1, marks=pytest.mark.sweep), pytest.param(1, 2, marks=pytest.mark.sweep)],
 )
 @pytest.mark.slow
-def test_a_power_cut_in_a_checkpoint_without_room_loses_nothing(step: int, shards: int) -> None:
+def test_power_cut_in_a_checkpoint_without_space_loses_nothing(step: int, shards: int) -> None:
     """Method: the power is cut before every operation of a checkpoint that finds no room, takes back its copies and
     goes on without them; what a restart finds, and what it is after its own checkpoint, is as the oracle has it."""
     states = number = 0

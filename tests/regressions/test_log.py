@@ -120,7 +120,7 @@ def test_rows_whose_seqs_do_not_rise_are_refused(codec: str) -> None:
     assert len(log) == 0
 
 
-def test_erasing_a_log_of_the_interval_policy_waits_for_nobody(tmp_path: object) -> None:
+def test_erasing_a_log_of_the_interval_policy_does_not_wait(tmp_path: object) -> None:
     """Method: the thread that keeps the interval wants the lock all the time; it must be stopped before."""
     for _ in range(20):
         log = SegmentedLog.open(f"{tmp_path}/log", sync="interval", sync_interval_ms=1)
@@ -130,7 +130,7 @@ def test_erasing_a_log_of_the_interval_policy_waits_for_nobody(tmp_path: object)
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("settings", [{"maps_max": 1}, {"index_cache": 0}])
-def test_a_reader_is_not_told_of_damage_when_the_writer_compacts(codec: str, settings: dict[str, Any]) -> None:
+def test_reader_reports_no_damage_while_the_writer_compacts(codec: str, settings: dict[str, Any]) -> None:
     disk = SimDisk()
     writer = opened(disk, codec, segment_bytes_max=200)
     for number in range(20):

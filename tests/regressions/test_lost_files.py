@@ -134,7 +134,7 @@ def test_everything_but_the_manifest_is_lost(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_lost_record_is_told_from_a_compacted_one(codec: str) -> None:
+def test_lost_record_is_distinguished_from_a_compacted_one(codec: str) -> None:
     disk = SimDisk()
     log = open_log(codec, disk)
     for number in range(3):

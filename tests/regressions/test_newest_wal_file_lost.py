@@ -116,7 +116,7 @@ def test_a_crash_while_the_loss_is_accepted_gives_no_seq_again(durability: str) 
     assert states > 50
 
 
-def test_the_file_of_a_group_that_has_lost_everything_is_told_too() -> None:
+def test_wal_file_that_lost_everything_is_reported_too() -> None:
     disk = SimDisk()
     log = opened(disk, 2)
     for number in range(4):
@@ -248,7 +248,7 @@ def test_a_current_of_an_earlier_version_proves_nothing() -> None:
     assert not opened(killed).report.damage
 
 
-def test_no_room_for_a_new_file_leaves_no_claim() -> None:
+def test_no_space_for_a_new_file_leaves_no_reservation() -> None:
     disk = SimDisk()
     writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
     for _ in range(2):

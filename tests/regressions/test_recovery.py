@@ -56,7 +56,7 @@ def test_a_rustlog_segment_without_its_side_car_gets_one_before_it_grows() -> No
     assert len(disk.read_file(side_car)) == len(before) + 4
 
 
-def test_a_footer_that_is_made_again_is_told() -> None:
+def test_rebuilt_footer_is_reported() -> None:
     disk = SimDisk()
     with SegmentedLog.open("log", "tide", disk=disk, clock=ManualClock()) as log:
         log.append(b"a")
@@ -78,7 +78,7 @@ def test_a_laminar_meta_that_would_read_as_an_index_is_refused(meta: bytes) -> N
         assert [(record.data, record.meta) for record in log] == [(b"b", meta + b"!")]
 
 
-def test_a_reader_beside_a_writer_that_drops_segments_is_never_told_of_damage(tmp_path: Path) -> None:
+def test_reader_beside_a_writer_that_drops_segments_reports_no_damage(tmp_path: Path) -> None:
     """Method: readers are opened while a writer appends and retains, on the real disk."""
     path = str(tmp_path / "log")
     with SegmentedLog.open(path, "tide", segment_bytes_max=2_000, sync="interval") as writer:

@@ -219,7 +219,7 @@ def test_consistency_is_one_of_two_words(value: object) -> None:
         TopicConfig.make({"consistency": value})
 
 
-def test_consistency_is_kept_and_told_only_where_it_is_strong() -> None:
+def test_consistency_is_kept_and_shown_only_where_it_is_strong() -> None:
     world = EngineHarness()
     world.log.topic("t", **STRONG)
     world.log.topic("u")

@@ -199,7 +199,7 @@ def test_stats_of_a_topic_and_of_a_queue(spark: SparkSession, tmp_path: Path) ->
 
 
 @pytest.mark.sweep
-def test_a_killed_spark_driver_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_killed_spark_driver_leaves_no_files(tmp_path: Path) -> None:
     """Method: a command line with a session of its own is killed while executors write, and run again."""
     bench = PipelineHarness(tmp_path)
     bench.fill(2000)

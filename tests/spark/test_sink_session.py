@@ -252,9 +252,7 @@ def test_a_query_without_a_name_goes_by_its_query_id(spark: SparkSession, tmp_pa
         assert log.topic("copy").count == 200, "each job once, however often it is repeated"
 
 
-def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(
-    killed_source_session: SparkSession, tmp_path: Path
-) -> None:
+def test_full_topic_stops_the_query_until_there_is_space(killed_source_session: SparkSession, tmp_path: Path) -> None:
     fill_topic(tmp_path / "source")
     with open_location("path", tmp_path) as here:
         with here.open_engine() as log:

@@ -128,7 +128,7 @@ def shown(disk: SimDisk, *, read_only: bool, shards: int) -> tuple[Rows, str]:
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("state", STATES)
-def test_a_lost_file_is_told_refused_or_harmless(state: str, shards: int, step: int, record_count: Tell) -> None:
+def test_lost_file_is_reported_refused_or_harmless(state: str, shards: int, step: int, record_count: Tell) -> None:
     base = directory_in(state, shards)
     outcomes = judge_all(base, islice(losses(base), STATES.index(state) % step, None, step), shards, record_count)
     assert outcomes["told"]
@@ -138,7 +138,7 @@ def test_a_lost_file_is_told_refused_or_harmless(state: str, shards: int, step: 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("state", STATES)
-def test_some_pairs_of_lost_files_are_told_refused_or_harmless(state: str, shards: int, record_count: Tell) -> None:
+def test_some_pairs_of_lost_files_are_reported_refused_or_harmless(state: str, shards: int, record_count: Tell) -> None:
     base = directory_in(state, shards)
     judge_all(base, sampled_pairs(base, state, shards), shards, record_count)
 
@@ -146,7 +146,7 @@ def test_some_pairs_of_lost_files_are_told_refused_or_harmless(state: str, shard
 @pytest.mark.sweep
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("state", STATES)
-def test_every_pair_of_lost_files_is_told_refused_or_harmless(state: str, shards: int, record_count: Tell) -> None:
+def test_every_pair_of_lost_files_is_reported_refused_or_harmless(state: str, shards: int, record_count: Tell) -> None:
     base = directory_in(state, shards)
     outcomes = judge_all(base, pairs(base), shards, record_count)
     assert outcomes["told"]

@@ -206,7 +206,7 @@ def test_typed_columns_and_quarantine(harness: PipelineHarness) -> None:
 
 
 @pytest.mark.parametrize("name", ["seq", "data", "is_json"])
-def test_a_field_whose_name_is_taken_is_told_its_other_one(name: str) -> None:
+def test_field_with_a_taken_name_gets_another_name(name: str) -> None:
     from pyspark.sql.types import StringType, StructField, StructType
 
     from tidelog.pipelines import record_mapping
@@ -420,7 +420,7 @@ def test_a_table_of_the_other_format(harness: PipelineHarness) -> None:
         harness.export_once()
 
 
-def test_a_table_that_somebody_else_has_made(harness: PipelineHarness) -> None:
+def test_foreign_table(harness: PipelineHarness) -> None:
     harness.fill(20)
     rows = pa.table({"seq": [1, 2]})
     if harness.format == "delta":

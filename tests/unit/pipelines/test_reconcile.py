@@ -60,7 +60,7 @@ def plant(path: Path, change: Change) -> int:
 
 
 @pytest.mark.parametrize("change", [missing, doubled, changed, swapped, nulled])
-def test_a_planted_difference_is_found_and_mended(harness: PipelineHarness, change: Change) -> None:
+def test_planted_difference_is_found_and_repaired(harness: PipelineHarness, change: Change) -> None:
     files = harness.files()
     seq = plant(files[2], change)
     assert harness.table_rows() != harness.log_rows(), "something was planted"
@@ -103,7 +103,7 @@ def test_a_file_that_is_gone(harness: PipelineHarness) -> None:
     harness.check()
 
 
-def test_rows_that_somebody_else_put_there(harness: PipelineHarness) -> None:
+def test_rows_of_another_program(harness: PipelineHarness) -> None:
     extra = pq.read_table(harness.files()[2]).slice(3, 2)
     seq = extra["seq"].to_pylist()[0]
     _append(harness, extra)

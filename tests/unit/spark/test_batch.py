@@ -64,7 +64,7 @@ def test_seqs_are_accounted_for_task_by_task(env: SourceEnv) -> None:
     assert found.seqs == left
 
 
-def test_a_task_tells_its_log_where_its_seqs_went(env: SourceEnv, caplog: pytest.LogCaptureFixture) -> None:
+def test_task_logs_the_fate_of_its_seqs(env: SourceEnv, caplog: pytest.LogCaptureFixture) -> None:
     fill(env)
     read(env.options(minPartitions=2, where="seq < 2001 and tag != 't100'"))
     told = [json.loads(record.message) for record in caplog.records if record.name == "tidelog.spark"]
@@ -212,7 +212,7 @@ def test_what_a_cap_took_fails_the_query_with_range_and_cause(env: SourceEnv) ->
     assert read(env.options()).seqs == skipped.seqs, "whoever asks for the earliest has missed nothing"
 
 
-def test_what_age_took_is_told_as_age(tmp_path: Path) -> None:
+def test_expired_records_are_reported_as_ttl(tmp_path: Path) -> None:
     clock = ManualClock()  # stands long ago: to a reader of today everything is old
     with source_env("path", tmp_path, clock=clock) as env:
         env.engine.topic("orders", ttl_ms=60_000).append([b"x"] * 10)
@@ -350,7 +350,7 @@ def test_records_deleted_after_the_plan_are_gone_in_silence(env: SourceEnv) -> N
     assert 2001 <= found[0] <= 2500
 
 
-def test_a_topic_dropped_or_made_again_after_the_plan_is_told(env: SourceEnv) -> None:
+def test_topic_dropped_or_recreated_after_planning_is_reported(env: SourceEnv) -> None:
     topic = env.engine.topic("orders")
     for _ in range(20):
         topic.append([b"x"] * 100)
@@ -427,7 +427,7 @@ def test_a_writer_that_is_faster_than_a_look_is_looked_at_again(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verify", ["true", "false"])
-def test_a_flipped_bit_is_found_unless_nobody_wants_to_know(tmp_path: Path, verify: str, mode: Mode) -> None:
+def test_flipped_bit_is_found_unless_verification_is_off(tmp_path: Path, verify: str, mode: Mode) -> None:
     with source_env(mode, tmp_path) as env:
         fill(env)
         path = next((tmp_path / "data").rglob("seg-*0001.data"))

@@ -52,7 +52,7 @@ def test_what_retention_dropped_is_a_gap(codec: str, tmp_path: Path) -> None:
         assert found.tasks[0].counts.evicted == lowest - 1
 
 
-def test_retention_after_the_plan_is_told_by_the_task(tmp_path: Path) -> None:
+def test_retention_after_planning_is_reported_by_the_task(tmp_path: Path) -> None:
     with filled(tmp_path / "events", "rustlog") as log:
         made = source({"path": str(tmp_path / "events"), "codec": "rustlog"})
         reader = made.reader(made.schema())

@@ -96,7 +96,7 @@ def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(env: GroupEn
     ]
 
 
-def test_a_group_that_nobody_has_is_refused(env: GroupEnv) -> None:
+def test_unknown_group_is_refused(env: GroupEnv) -> None:
     for make in (read, lambda options: stream(options).initialOffset()):
         with pytest.raises(BadInput, match=r"orders of .* has no group 'eti'; nothing was read"):
             make(env.options(startingOffsets="group:eti"))
@@ -197,7 +197,7 @@ def test_a_start_at_the_latest_moves_no_group(env: GroupEnv) -> None:
     reader.stop()
 
 
-def test_a_group_is_told_once_for_each_offset(env: GroupEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_is_moved_once_for_each_offset(env: GroupEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
     def commit(_: object, group: str, spots: Any) -> bool:
@@ -214,7 +214,7 @@ def test_a_group_is_told_once_for_each_offset(env: GroupEnv, monkeypatch: pytest
     reader.stop()
 
 
-def test_a_server_that_is_away_when_the_group_is_told_does_not_stop_the_query(
+def test_unreachable_server_during_a_group_move_does_not_stop_the_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with run_server(str(tmp_path / "data")) as (engine, address):

@@ -92,7 +92,7 @@ def test_each_record_is_what_it_was_written_as(env: SourceEnv, more: dict[str, A
     assert kinds(some.table) == {seq: left[seq] for seq in odd}
 
 
-def test_it_is_given_to_those_who_name_it_and_to_nobody_else(env: SourceEnv) -> None:
+def test_is_json_is_returned_only_when_named(env: SourceEnv) -> None:
     fill(env)
     assert read(env.options()).table.column_names == PLAIN
     assert source(env.options(payload="infer")).schema().names == [*PLAIN[:-1], "n", "_rescued"]
@@ -250,7 +250,7 @@ def test_a_batch_of_the_same_bytes_and_another_kind_is_another_batch(sink_env: S
     assert found_in(sink_env) == [1, b"2"]
 
 
-def test_a_batch_is_the_same_whoever_says_what_it_is() -> None:
+def test_batch_is_the_same_from_every_caller() -> None:
     """So a query may go over from the option to the column, and what it wrote before is known again."""
 
     def total(batch: pa.RecordBatch, *, json: bool = False) -> row_encoder.Fingerprint:

@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_rescued_or_fails_with_its_seq(env: SourceEnv, fiel
         read(env.options(payload="json"), ddl(ALL))
 
 
-def test_fields_nobody_asked_for_are_left_out(env: SourceEnv) -> None:
+def test_unrequested_fields_are_omitted(env: SourceEnv) -> None:
     env.engine.topic("orders").append([{"a": 1, "b": 2}])
     assert read(env.options(payload="json"), ddl("a long")).table.to_pylist() == [{"a": 1}]
 

@@ -120,7 +120,7 @@ def test_counts_that_reach_further_are_cut_to_the_range(counts: Counts, cause: s
     assert clip_counts(counts, [TopicGap("a", 1, 10, cause, 16, 20)], 1, 11) == wanted
 
 
-def test_what_lies_behind_a_loss_was_deleted_or_never_there() -> None:
+def test_seqs_after_a_loss_were_deleted_or_never_there() -> None:
     found = clip_counts(Counts(evicted=10, deleted=2, holes=9), [TopicGap("a", 1, 10, "cap", 30, 40)], 1, 16)
     assert found == Counts(evicted=10, deleted=2, holes=3)
 

@@ -96,7 +96,7 @@ def test_a_batch_without_rows_writes_nothing(env: SinkEnv) -> None:
     assert env.topic_data() == [b"a"]
 
 
-def test_a_task_tells_what_it_staged(tmp_path: Path) -> None:
+def test_task_returns_what_it_staged(tmp_path: Path) -> None:
     place = sink_backends.DirectorySinkBackend(str(tmp_path / "data"))
     place.prepare()
     options = WriteOptions(str(tmp_path / "data"), None, None, "copy", None, None, False)
@@ -260,7 +260,7 @@ def test_what_a_killed_driver_left_goes_with_the_next_batch(env: SinkEnv) -> Non
     assert (env.staged(), env.topic_data()) == ([], [b"a"])
 
 
-def test_what_nobody_comes_back_for_is_swept_in_the_end(tmp_path: Path) -> None:
+def test_abandoned_staging_is_removed_eventually(tmp_path: Path) -> None:
     staging = StagingArea(PosixDisk(), str(tmp_path))
     staging.create()
     for name in (chunk_name("ab" * 8, 1000, b"\0" * 8), chunk_name("ab" * 8, 2000, b"\1" * 8)):
@@ -440,7 +440,7 @@ def test_rows_that_are_no_records(env: SinkEnv) -> None:
         assert log.names() == []
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(BadInput, match="it belongs to something else"):
         writer({"path": str(tmp_path), "topic": "copy"}, batch_of().schema)
@@ -577,7 +577,7 @@ def test_what_is_half_published_is_finished_before_anything_else(env: SinkEnv, m
 
 
 @pytest.mark.usefixtures("small_limits")
-def test_half_a_save_that_nobody_can_repeat_is_swept(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrepeatable_half_of_a_save_is_removed(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     append, calls = Topic.append_numbered, 0
 
     def dying(self: Topic, *args: Any, **more: Any) -> Any:
@@ -620,7 +620,7 @@ def test_a_half_published_batch_whose_chunks_are_gone_is_loud(env: SinkEnv, monk
     assert env.topic_data() == before
 
 
-def test_a_full_topic_refuses_the_batch_and_takes_it_when_there_is_room(env: SinkEnv) -> None:
+def test_full_topic_refuses_the_batch_and_takes_it_when_there_is_space(env: SinkEnv) -> None:
     with env.log() as log:
         log.topic("copy", cap_records=3, discard="reject")
     save_micro_batch(env.stream(), 0, [batch_of(b"a", b"b")])
@@ -733,7 +733,7 @@ def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest
         assert log.topic("copy").head_seq == 1
 
 
-def test_nobody_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
+def test_no_write_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
     """Others write, delete and checkpoint meanwhile."""
     over = Event()
     with run_server(str(tmp_path / "data")) as (engine, address):

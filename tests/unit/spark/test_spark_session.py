@@ -49,7 +49,7 @@ def test_only_local_workers_get_the_interpreter_of_the_driver(
     assert checked == [used or "python3"]
 
 
-def test_an_interpreter_without_tidelog_is_told_with_what_to_set() -> None:
+def test_interpreter_without_tidelog_gets_an_error_with_the_setting() -> None:
     asked: list[list[str]] = []
 
     def said(command: list[str], answer: str = "") -> str:

@@ -42,7 +42,7 @@ def drained(reader: TopicStreamReader, start: Any) -> tuple[list[list[int]], Any
     return batches, start
 
 
-def test_a_stream_starts_where_it_is_told_and_goes_on(env: SourceEnv) -> None:
+def test_stream_starts_at_its_option_and_continues(env: SourceEnv) -> None:
     topic = env.engine.topic("orders")
     topic.append([b"x"] * 10)
     assert stream(env.options()).initialOffset() == at(11), "the latest, as with Kafka"
@@ -221,7 +221,7 @@ def test_the_gap_of_a_topic_made_again_is_what_was_lost_of_the_old_one(env: Sour
         stream(env.options()).latestOffset(at(5, epoch=99), ReadAllAvailable())
 
 
-def test_a_drop_is_found_behind_many_other_rows_of_the_ledger(env: SourceEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_is_found_after_many_other_entries_of_the_gap_log(env: SourceEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = env.engine.topic("orders")
     for number in range(1, 8):
         topic.append([b"old"] * 2)

@@ -123,7 +123,7 @@ def test_what_is_in_files_is_taken_once_it_is_at_hand() -> None:
 
 
 @pytest.mark.parametrize("error", [Corrupt("a segment", pos=7, reason="planted"), ZeroDivisionError()])
-def test_a_topic_that_is_not_there_and_records_that_cannot_be_read_are_told_of_the_ordinary_way(
+def test_missing_topic_and_unreadable_records_take_the_normal_path(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: ServerHarness) -> None:
@@ -162,7 +162,7 @@ def test_reads_are_counted_and_count_as_reading() -> None:
     run_scenario(scenario)
 
 
-def test_who_has_as_much_in_flight_as_may_be_is_told_so_the_ordinary_way() -> None:
+def test_client_at_its_inflight_limit_takes_the_normal_path() -> None:
     async def scenario(world: ServerHarness) -> None:
         filled(world)
         world.service.auth.inflight_limit = ConcurrencyLimit("requests in flight", 1, 0)
