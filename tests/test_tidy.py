@@ -1,7 +1,7 @@
 """The rules of this repository that a machine can hold.
 
     1  layers      imports point down the table
-    2  seams       files, clock, chance, waits and the terminal are each touched in one place
+    2  boundaries  files, clock, chance, waits and the terminal are each touched in one place
     3  doors       what a public module exports is a decision, and the error tree is drawn as it is
     4  leftovers   no markers, stubs, skipped tests or debugging lines
     5  links       every relative link and anchor of every page leads somewhere
@@ -303,7 +303,7 @@ def test_planted_import_of_a_compiled_module_is_caught(source: str) -> None:
     ("module", "source"),
     [
         ("formats/frame.py", "from tidelog.disk.interface import Disk"),
-        ("formats/frame.py", "from ..disk import seam"),
+        ("formats/frame.py", "from ..disk import interface"),
         ("formats/frame.py", "import tidelog.clock"),
         ("disk/posix.py", "def late():\n    from tidelog import commitlog"),
         ("disk/__init__.py", "from .. import formats"),
@@ -329,7 +329,7 @@ def test_a_planted_wrong_import_is_caught(module: str, source: str) -> None:
             "commitlog/log.py",
             "import struct\nimport numpy as np\nfrom tidelog.disk.interface import Disk\nfrom . import codec",
         ),
-        ("disk/__init__.py", "from .seam import Disk\nfrom ..errors import Error"),
+        ("disk/__init__.py", "from .interface import Disk\nfrom ..errors import Error"),
         (
             "cli/main.py",
             "from rich.table import Table\nfrom tidelog import __version__\nimport tidelog.commitlog",
@@ -341,11 +341,11 @@ def test_an_import_that_points_down_is_let_pass(module: str, source: str) -> Non
     none(layer_complaints(module, source))
 
 
-# 2. Seams -------------------------------------------------------------------------------------------
+# 2. Boundaries ------------------------------------------------------------------------------------------
 
 
 # Names as the outside calls them; one that starts with a dot is a call of that method on anything.
-SEAMS: dict[str, list[str]] = {
+RESTRICTED: dict[str, list[str]] = {
     "a wait": words(
         """time.sleep asyncio.sleep asyncio.wait asyncio.wait_for asyncio.timeout asyncio.timeout_at
         threading.Event threading.Condition threading.Timer threading.Barrier threading.Semaphore
@@ -378,13 +378,13 @@ HARMLESS = words(
 
 class Excuse(NamedTuple):
     where: str  # a module, or a folder with its slash
-    seam: str
+    kind: str
     reason: str
-    only: tuple[str, ...] = ()  # these names; all of the seam when empty
+    only: tuple[str, ...] = ()  # these names; all of the kind when empty
 
 
 EXCUSES = (
-    Excuse("disk/", "the file system", "it is the seam"),
+    Excuse("disk/", "the file system", "it is the interface"),
     Excuse("disk/fsync_thread.py", "a wait", "for a sync that another thread runs", ("select",)),
     Excuse(
         "disk/fork.py",
@@ -399,7 +399,7 @@ EXCUSES = (
         "it syncs descriptors that `disk` hands it",
         ("os.read", "os.write", "os.fdatasync"),
     ),
-    Excuse("clock.py", "the clock", "it is the seam"),
+    Excuse("clock.py", "the clock", "it is the interface"),
     Excuse("commitlog/append.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
     Excuse(
         "engine/background.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"
@@ -432,7 +432,7 @@ EXCUSES = (
     Excuse(
         "pipelines/table_formats/parquet_files.py",
         "the file system",
-        "the library that knows the format reads and writes what the seam opened",
+        "the library that knows the format reads and writes what the disk interface opened",
         ("pyarrow.parquet",),
     ),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
@@ -442,28 +442,28 @@ EXCUSES = (
         "settings come from the environment at the edge, and only there",
         ("os.environ",),
     ),
-    *(Excuse("testing/", seam, "a test kit may look behind every seam") for seam in SEAMS),
+    *(Excuse("testing/", kind, "a test kit may use everything") for kind in RESTRICTED),
 )
 
 
-def seam_complaints(module: str, source: str) -> Iterator[str]:
-    if not mentions(source, chain.from_iterable(SEAMS.values())):
+def use_complaints(module: str, source: str) -> Iterator[str]:
+    if not mentions(source, chain.from_iterable(RESTRICTED.values())):
         return
     for line, name in uses(source):
         bare = name.removesuffix("()")
-        seam = next((seam for seam, entries in SEAMS.items() if within(bare, entries)), None)
+        kind = next((kind for kind, entries in RESTRICTED.items() if within(bare, entries)), None)
         # `random.Random()` is not harmless: without a seed it asks the machine for one.
-        if seam is None or within(name, HARMLESS):
+        if kind is None or within(name, HARMLESS):
             continue
         if not any(
-            module.startswith(excuse.where) and excuse.seam == seam and (not excuse.only or within(bare, excuse.only))
+            module.startswith(excuse.where) and excuse.kind == kind and (not excuse.only or within(bare, excuse.only))
             for excuse in EXCUSES
         ):
-            yield f"{module}:{line}: {name} touches {seam}; take it as an argument"
+            yield f"{module}:{line}: {name} touches {kind}; take it as an argument"
 
 
 def test_only_listed_modules_touch_files_clock_chance_waits_and_terminal() -> None:
-    none(complaint for module, text in modules() for complaint in seam_complaints(module, text))
+    none(complaint for module, text in modules() for complaint in use_complaints(module, text))
 
 
 def test_every_exception_still_has_a_module() -> None:
@@ -506,9 +506,9 @@ def test_every_exception_still_has_a_module() -> None:
     ],
 )
 def test_planted_use_outside_its_module_is_caught(source: str) -> None:
-    reached = list(seam_complaints("commitlog/log.py", source))
+    reached = list(use_complaints("commitlog/log.py", source))
     assert reached, "nothing was caught"
-    none(seam_complaints("testing/kit.py", source))
+    none(use_complaints("testing/kit.py", source))
 
 
 def test_exception_excuses_its_own_names_and_no_other() -> None:
@@ -517,13 +517,13 @@ def test_exception_excuses_its_own_names_and_no_other() -> None:
         "import os\nos.unlink('x')",
         "import os\nos.environ['HOME']",
     )
-    none(seam_complaints("disk/posix.py", remove))
-    none(seam_complaints("clock.py", wall))
-    none(seam_complaints("cli/main.py", f"{home}\nimport sys\nsys.stdout.buffer.write(b'')"))
-    assert list(seam_complaints("disk/posix.py", wall))
-    assert list(seam_complaints("clock.py", remove))
-    assert list(seam_complaints("cli/main.py", remove))
-    assert list(seam_complaints("commitlog/log.py", home))
+    none(use_complaints("disk/posix.py", remove))
+    none(use_complaints("clock.py", wall))
+    none(use_complaints("cli/main.py", f"{home}\nimport sys\nsys.stdout.buffer.write(b'')"))
+    assert list(use_complaints("disk/posix.py", wall))
+    assert list(use_complaints("clock.py", remove))
+    assert list(use_complaints("cli/main.py", remove))
+    assert list(use_complaints("commitlog/log.py", home))
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_exception_excuses_its_own_names_and_no_other() -> None:
     ],
 )
 def test_uses_through_the_listed_modules_pass(source: str) -> None:
-    none(seam_complaints("commitlog/log.py", source))
+    none(use_complaints("commitlog/log.py", source))
 
 
 # 3. Doors -------------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 `tidelog.open` returns a `Database` with the topics, queues, routers and channels of one directory. The segmented log
 library is `tidelog.commitlog`; every error that a caller can see is in `tidelog.errors`.
+
+Start with `database`: it composes the `engine` (topics, queues, routers) and the `channels`. `server` serves a
+`Database` over HTTP, `client` talks to it, `spark` and `pipelines` read and write topics as DataFrames, `cli` is the
+command line.
 """
 
 from tidelog.channels import Channel, ChannelLimits

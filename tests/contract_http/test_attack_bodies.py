@@ -23,7 +23,7 @@ import pytest
 from tests.contract_http.api import Api, topic_path
 from tests.contract_http.client import Client, RawConnection, Reply
 from tests.contract_http.server import Server
-from tests.contract_http.test_batches import ARROW, body, chunk_name, told
+from tests.contract_http.test_batches import ARROW, body, fields_of, chunk_name
 
 NDJSON: Final = ("Content-Type", "application/x-ndjson")
 GROWTH_BYTES: Final = 640 << 20
@@ -173,7 +173,7 @@ def test_a_staged_chunk_that_claims_more_than_it_is(target: Server, name: str) -
     content = made(name)
     with target.client() as api:
         assert stage(api, 1, content).status == 200
-        refuse(api.post(topic_path("attacked", "/batches"), body(told(1, 1, content))))
+        refuse(api.post(topic_path("attacked", "/batches"), body(fields_of(1, 1, content))))
     serves(target)
 
 
@@ -181,7 +181,7 @@ def test_a_chunk_is_named_once(target: Server) -> None:
     content = arrow(pa.record_batch({"data": pa.array([b""] * 1_000_000)}), 1, "zstd")
     with target.client() as api:
         assert stage(api, 2, content).status == 200
-        refuse(api.post(topic_path("attacked", "/batches"), body(*[told(2, 1_000_000, content)] * 500)))
+        refuse(api.post(topic_path("attacked", "/batches"), body(*[fields_of(2, 1_000_000, content)] * 500)))
     serves(target)
 
 
@@ -257,7 +257,10 @@ def test_damaged_metadata_is_refused_or_written_and_nothing_else(target: Server,
         reply = api.request("POST", topic_path("damaged"), bytes(damaged), [ARROW])
         assert reply.status in (200, 201, 400, 413), reply
         assert stage(api, 4, bytes(damaged)).status == 200
-        assert api.post(topic_path("damaged", "/batches"), body(told(4, 100, bytes(damaged)), number=seed)).status < 500
+        assert (
+            api.post(topic_path("damaged", "/batches"), body(fields_of(4, 100, bytes(damaged)), number=seed)).status
+            < 500
+        )
     serves(target)
 
 

@@ -37,7 +37,7 @@ def stage(api: Client, topic: str, number: int, content: bytes, owner: str = OWN
     return api.request("PUT", topic_path(topic, f"/staging/{chunk_name(number, owner)}"), content, [ARROW])
 
 
-def told(number: int, rows: int, content: bytes) -> dict[str, Any]:
+def fields_of(number: int, rows: int, content: bytes) -> dict[str, Any]:
     return {"chunk": chunk_name(number), "rows": rows, "bytes": len(content), "sum": xxh3_64_hexdigest(content)}
 
 
@@ -49,7 +49,7 @@ def put(api: Api, topic: str, number: int, *datas: bytes, status: int = 200) -> 
     content = stream(*datas)
     expect_success(stage(api, topic, number, content))
     return expect_success(
-        api.post(topic_path(topic, "/batches"), body(told(number, len(datas), content), number=number)), status
+        api.post(topic_path(topic, "/batches"), body(fields_of(number, len(datas), content), number=number)), status
     )
 
 
@@ -59,7 +59,7 @@ def test_chunks_become_one_range_and_it_stays_the_same(api: Api, topic: str) -> 
     assert (staged["chunk"], staged["bytes"]) == (chunk_name(1), len(one))
     expect_success(stage(api, topic, 2, two))
     assert not api.exists(topic), "staged is not written"
-    batch = body(told(1, 2, one), told(2, 1, two))
+    batch = body(fields_of(1, 2, one), fields_of(2, 1, two))
     done = expect_success(api.post(topic_path(topic, "/batches"), batch), 201)
     assert [done[name] for name in ("first_seq", "last_seq", "count", "deduped", "created")] == [1, 3, 3, False, True]
     api.write(topic, "between")
@@ -83,7 +83,7 @@ def test_a_conflict_says_three_ways_out(api: Api, topic: str) -> None:
     expect_success(stage(api, topic, 6, content))
     for more in ({"number": 5, "sum": "f" * 32}, {"number": 4}):
         error = expect_error(
-            api.post(topic_path(topic, "/batches"), body(told(6, 1, content), **more)),
+            api.post(topic_path(topic, "/batches"), body(fields_of(6, 1, content), **more)),
             409,
             "batch_conflict",
             {"topic": topic, "writer": "etl", "number": more["number"], "newest": 5},
@@ -107,7 +107,9 @@ def test_chunk_that_differs_from_its_checksum_is_refused(
 ) -> None:
     content = stream(b"a")
     expect_success(stage(api, topic, 1, content))
-    expect_error(api.post(topic_path(topic, "/batches"), body({**told(1, 1, content), **change})), status, code, ANY)
+    expect_error(
+        api.post(topic_path(topic, "/batches"), body({**fields_of(1, 1, content), **change})), status, code, ANY
+    )
     assert not api.exists(topic), "a write that is refused makes no topic"
 
 
@@ -125,7 +127,7 @@ def test_bodies_that_are_no_batch(api: Api, topic: str) -> None:
 def test_what_is_no_arrow_is_found_when_it_is_published(api: Api, topic: str) -> None:
     for number, content in enumerate((b"no arrow", stream(b"a", price=pa.array([1.5])), stream(b"a")[:-20])):
         expect_success(stage(api, topic, number, content))
-        reply = api.post(topic_path(topic, "/batches"), body(told(number, 1, content)))
+        reply = api.post(topic_path(topic, "/batches"), body(fields_of(number, 1, content)))
         assert "nothing was" in expect_error(reply, 400, "invalid_request", ANY)["message"]
     assert not api.exists(topic)
 
@@ -135,7 +137,9 @@ def test_a_full_topic(api: Api, topic: str) -> None:
     put(api, topic, 0, b"a", b"b")
     content = stream(b"c")
     expect_success(stage(api, topic, 1, content))
-    expect_error(api.post(topic_path(topic, "/batches"), body(told(1, 1, content), number=1)), 422, "topic_full", ANY)
+    expect_error(
+        api.post(topic_path(topic, "/batches"), body(fields_of(1, 1, content), number=1)), 422, "topic_full", ANY
+    )
     assert expect_success(api.get(topic_path(topic, "/batches?writer=etl")))["batches"][-1]["number"] == 0
 
 
@@ -159,7 +163,7 @@ def test_a_body_that_breaks_off_leaves_nothing(api: Api, topic: str, server: Ser
         broken.send(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[:100])
         broken.abort()
     expect_success(stage(api, topic, 2, content))  # behind it, on the same loop
-    reply = api.post(topic_path(topic, "/batches"), body(told(1, 1, content)))
+    reply = api.post(topic_path(topic, "/batches"), body(fields_of(1, 1, content)))
     expect_error(reply, 404, "not_found", ANY)
 
 

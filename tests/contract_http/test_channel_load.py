@@ -122,7 +122,7 @@ def test_five_hundred_live_members_hear_everything_in_order(
         assert root.scraped_metric('tidelog_outbound_queue_full_total{result="slow"}') == 0
 
 
-class Crowd:
+class Members:
     """Members who come back whenever they are cut off, and publishers who send until they have an ack."""
 
     def __init__(self, server: Server, members: int) -> None:
@@ -197,7 +197,7 @@ def test_a_server_that_is_killed_under_load_has_every_message_that_was_acknowled
             expect_success(root.post(channel_path(ROOM, "/acl"), {"kind": "publish", "add": ["example.org"]}, as_owner))
             expect_success(root.post(channel_path(ROOM, "/acl"), {"kind": "join", "add": [user(1)]}, as_owner))
             before = root.state(ROOM, "?operator=true")
-        crowd = Crowd(server, members)
+        crowd = Members(server, members)
 
         async def scenario() -> None:
             tasks = [asyncio.create_task(crowd.listen(number)) for number in range(members)]

@@ -24,7 +24,7 @@ def gaps(api: Api, topic: str, query: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def told(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
+def summaries(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
     return [(row["cause"], row["first"], row["last"], row["records"]) for row in rows]
 
 
@@ -33,7 +33,7 @@ def test_removed_records_are_reported_at_once(api: Api, topic: str) -> None:
     assert gaps(api, topic) == []
     api.write(topic, *range(6))
     api.remove(topic, before_seq=4)
-    assert told(gaps(api, topic)) == [("cap", 1, 2, 2), ("delete", 3, 3, 1)]
+    assert summaries(gaps(api, topic)) == [("cap", 1, 2, 2), ("delete", 3, 3, 1)]
     assert [row["actor"] for row in gaps(api, topic)] == ["retention", None]
 
 
@@ -42,11 +42,11 @@ def test_a_topic_that_is_gone_has_its_rows(api: Api, topic: str) -> None:
     api.write(topic, 1, 2)
     first = api.drop(topic)
     assert first["deleted"]
-    assert told(gaps(api, topic)) == [("drop", 1, 2, 2)]
+    assert summaries(gaps(api, topic)) == [("drop", 1, 2, 2)]
     api.write(topic, 1)
     api.remove(topic, before_seq=2)
     rows = gaps(api, topic)
-    assert told(rows) == [("drop", 1, 2, 2), ("delete", 1, 1, 1)]
+    assert summaries(rows) == [("drop", 1, 2, 2), ("delete", 1, 1, 1)]
     assert rows[0]["topic_id"] != rows[1]["topic_id"]
 
 
@@ -112,7 +112,7 @@ def test_rows_survive_a_kill(tmp_path: Path) -> None:
         server.kill()
         server.start()
         with server.client() as api:
-            assert told(gaps(api, "t")) == [("cap", 1, 2, 2), ("delete", 3, 3, 1)]
+            assert summaries(gaps(api, "t")) == [("cap", 1, 2, 2), ("delete", 3, 3, 1)]
 
 
 def test_the_engines_own_topics_are_read_and_nothing_else(api: Api, topic: str) -> None:

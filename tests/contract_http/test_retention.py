@@ -10,7 +10,7 @@ from tests.contract_http.api import Api, expect_error, expect_success, topic_pat
 from tests.contract_http.waiting import eventually
 
 
-def figures(api: Api, topic: str) -> tuple[int, int, int, int]:
+def topic_counts(api: Api, topic: str) -> tuple[int, int, int, int]:
     now = api.state(topic)
     assert now["next_seq"] == now["head_seq"] + 1
     row = api.topics(f"?prefix={topic}")["topics"][0]
@@ -25,7 +25,7 @@ def test_a_cap_of_records_drops_the_oldest(api: Api, topic: str) -> None:
     api.create_topic(topic, cap_records=3)
     for number in range(6):
         api.write(topic, number)
-    assert figures(api, topic) == (6, 4, 3, 3)
+    assert topic_counts(api, topic) == (6, 4, 3, 3)
 
 
 def test_a_cap_of_records_holds_for_a_batch_that_is_larger(api: Api, topic: str) -> None:
@@ -33,7 +33,7 @@ def test_a_cap_of_records_holds_for_a_batch_that_is_larger(api: Api, topic: str)
     api.create_topic(topic, cap_records=3)
     wrote = api.write(topic, *range(10))
     assert (wrote["count"], wrote["seqs"]) == (10, list(range(1, 11)))
-    assert figures(api, topic) == (10, 8, 3, 3)
+    assert topic_counts(api, topic) == (10, 8, 3, 3)
 
 
 def test_a_cap_of_bytes_drops_the_oldest(api: Api, topic: str) -> None:
@@ -41,11 +41,11 @@ def test_a_cap_of_bytes_drops_the_oldest(api: Api, topic: str) -> None:
     api.create_topic(topic, cap_bytes=10)
     for _ in range(3):
         api.write(topic, "123")  # 5 bytes each
-    assert figures(api, topic) == (3, 2, 2, 10)
+    assert topic_counts(api, topic) == (3, 2, 2, 10)
     api.write(topic, 1)
-    assert figures(api, topic) == (4, 3, 2, 6)
+    assert topic_counts(api, topic) == (4, 3, 2, 6)
     api.records(topic, {"data": "12", "meta": {"a": 1}})  # 4 and 7: meta counts
-    assert figures(api, topic) == (5, 6, 0, 0)
+    assert topic_counts(api, topic) == (5, 6, 0, 0)
 
 
 def test_a_record_over_the_cap_of_bytes_is_taken_and_goes_at_once(api: Api, topic: str) -> None:
@@ -54,7 +54,7 @@ def test_a_record_over_the_cap_of_bytes_is_taken_and_goes_at_once(api: Api, topi
     api.write(topic, "1234")
     wrote = api.write(topic, "x" * 50)
     assert (wrote["first_seq"], wrote["head_seq"]) == (2, 2)
-    assert figures(api, topic) == (2, 3, 0, 0)
+    assert topic_counts(api, topic) == (2, 3, 0, 0)
     found = api.diff(topic)
     assert (found["records"], found["tombstone"]["gap_to"], found["tombstone"]["reason"]) == ([], 2, "cap")
 
@@ -64,9 +64,9 @@ def test_the_tighter_of_two_caps_binds(api: Api, topic: str) -> None:
     api.create_topic(topic, cap_bytes=10, cap_records=3)
     for _ in range(4):
         api.write(topic, 1)
-    assert figures(api, topic) == (4, 2, 3, 3)
+    assert topic_counts(api, topic) == (4, 2, 3, 3)
     api.write(topic, "1234567")
-    assert figures(api, topic) == (5, 4, 2, 10)
+    assert topic_counts(api, topic) == (5, 4, 2, 10)
 
 
 def test_a_topic_that_rejects_says_that_it_is_full(api: Api, topic: str) -> None:
@@ -75,7 +75,7 @@ def test_a_topic_that_rejects_says_that_it_is_full(api: Api, topic: str) -> None
     api.write(topic, 1, 2)
     detail = {"topic": topic, "cap_records": 3, "cap_bytes": 0, "head_seq": 2, "earliest_seq": 1}
     expect_error(api.try_write(topic, {"data": 3}, {"data": 4}), 422, "topic_full", detail)
-    assert figures(api, topic) == (2, 1, 2, 2)
+    assert topic_counts(api, topic) == (2, 1, 2, 2)
     api.write(topic, 3)
     expect_error(api.try_write(topic, {"data": 4}), 422, "topic_full", {**detail, "head_seq": 3})
     api.remove(topic, before_seq=2)
@@ -85,7 +85,7 @@ def test_a_topic_that_rejects_says_that_it_is_full(api: Api, topic: str) -> None
 
 
 def test_a_topic_that_rejects_counts_bytes_too(api: Api, topic: str) -> None:
-    """§3.3: live figures."""
+    """§3.3: live topic_counts."""
     api.create_topic(topic, discard="reject", cap_bytes=10)
     api.write(topic, "123", "123")
     detail = {"topic": topic, "cap_records": 0, "cap_bytes": 10, "head_seq": 2, "earliest_seq": 1}
@@ -102,7 +102,7 @@ def test_a_write_over_the_whole_cap_can_never_fit(api: Api, topic: str) -> None:
     expect_error(api.try_write(topic, *[{"data": 1}] * 3), 400, "record_too_large")
     expect_error(api.try_write(topic, {"data": "x" * 9}), 400, "record_too_large")
     expect_error(api.try_write(topic, {"data": "123456"}, {"data": "123456"}), 400, "record_too_large")
-    assert figures(api, topic) == (1, 1, 1, 1)
+    assert topic_counts(api, topic) == (1, 1, 1, 1)
     assert api.try_write(topic, {"data": "x" * 8}).status == 422, "as large as the cap could fit some day"
 
 
@@ -114,12 +114,12 @@ def test_a_cap_counts_what_is_live(api: Api, topic: str, discard: str) -> None:
     api.remove(topic, match="b")
     assert api.write(topic, 4)["seqs"] == [4]
     assert api.seqs(topic) == [1, 3, 4]
-    assert figures(api, topic) == (4, 1, 3, 3)
+    assert topic_counts(api, topic) == (4, 1, 3, 3)
     if discard == "old":
         api.write(topic, 5)
         assert api.diff(topic)["tombstone"]["gap_to"] == 1
         assert api.seqs(topic, from_seq=1) == [3, 4, 5]
-        assert figures(api, topic) == (5, 3, 3, 3)
+        assert topic_counts(api, topic) == (5, 3, 3, 3)
 
 
 @pytest.mark.parametrize("discard", ["old", "reject"])
@@ -128,11 +128,11 @@ def test_a_tighter_cap_applies_at_once(api: Api, topic: str, discard: str) -> No
     api.create_topic(topic, discard=discard)
     api.write(topic, *range(6))
     api.configure(topic, discard=discard, cap_records=2)
-    assert figures(api, topic) == (6, 5, 2, 2)
+    assert topic_counts(api, topic) == (6, 5, 2, 2)
     found = api.diff(topic)
     assert (found["tombstone"]["gap_to"], found["tombstone"]["reason"]) == (4, "cap")
     api.configure(topic, discard=discard, cap_bytes=1)
-    assert figures(api, topic) == (6, 6, 1, 1)
+    assert topic_counts(api, topic) == (6, 6, 1, 1)
 
 
 def test_a_wider_cap_brings_nothing_back(api: Api, topic: str) -> None:
@@ -140,21 +140,21 @@ def test_a_wider_cap_brings_nothing_back(api: Api, topic: str) -> None:
     api.create_topic(topic, cap_records=2)
     api.write(topic, *range(5))
     api.configure(topic)
-    assert figures(api, topic) == (5, 4, 2, 2)
+    assert topic_counts(api, topic) == (5, 4, 2, 2)
     assert api.diff(topic)["tombstone"]["gap_to"] == 3
     api.write(topic, 6)
-    assert figures(api, topic) == (6, 4, 3, 3)
+    assert topic_counts(api, topic) == (6, 4, 3, 3)
 
 
 def test_records_expire(api: Api, topic: str) -> None:
     """§3.3: they vanish from reads, count and bytes, from the list, and for `if_empty`."""
     api.create_topic(topic, ttl_ms=120)
     api.write(topic, "a", "b")
-    assert figures(api, topic)[2] == 2
+    assert topic_counts(api, topic)[2] == 2
     eventually(lambda: api.state(topic)["count"] == 0)
-    assert figures(api, topic) == (2, 3, 0, 0)
+    assert topic_counts(api, topic) == (2, 3, 0, 0)
     api.write(topic, "c")
-    head, earliest, count, _ = figures(api, topic)
+    head, earliest, count, _ = topic_counts(api, topic)
     assert (head, earliest, count) == (3, 3, 1)
     eventually(lambda: api.topics(f"?prefix={topic}")["topics"][0]["count"] == 0)
     assert api.drop(topic, "?if_empty=true")["deleted"]
@@ -196,9 +196,9 @@ def test_a_shorter_life_applies_at_once(api: Api, topic: str) -> None:
     stamp = api.diff(topic)["records"][0]["$ts"]
     eventually(lambda: time.time_ns() // 1_000_000 > stamp + 20)
     api.configure(topic, ttl_ms=10)
-    assert figures(api, topic) == (2, 3, 0, 0)
+    assert topic_counts(api, topic) == (2, 3, 0, 0)
     api.configure(topic)
-    assert figures(api, topic) == (2, 3, 0, 0)
+    assert topic_counts(api, topic) == (2, 3, 0, 0)
     assert api.diff(topic)["tombstone"]["reason"] == "ttl"
 
 
@@ -226,14 +226,14 @@ def test_deleting_the_front_moves_the_earliest_seq_and_no_tombstone(api: Api, to
     """§3.2: a run of deleted records at the front counts; one behind a live record does not."""
     api.records(topic, *({"data": 1, "tag": tag} for tag in "abcd"))
     api.remove(topic, match="b")
-    assert figures(api, topic)[1] == 1
+    assert topic_counts(api, topic)[1] == 1
     api.remove(topic, match="a")
-    assert figures(api, topic)[1] == 3, "past the hole behind it"
+    assert topic_counts(api, topic)[1] == 3, "past the hole behind it"
     assert api.diff(topic)["tombstone"] is None
     api.remove(topic, match="*")
-    assert figures(api, topic) == (4, 5, 0, 0)
+    assert topic_counts(api, topic) == (4, 5, 0, 0)
     assert api.write(topic, 1)["seqs"] == [5]
-    assert figures(api, topic)[1] == 5
+    assert topic_counts(api, topic)[1] == 5
 
 
 def test_ephemeral_topics_have_caps_and_gaps_as_well(api: Api, topic: str) -> None:

@@ -80,14 +80,14 @@ def a_removal_is_not_announced(patch: Patch) -> None:
 def torn_tail_left_in_place(patch: Patch) -> None:
     real = recovery._repair_active
 
-    def mend(files: LogFiles, base: int, data: Any, content: bytes, *rest: Any) -> None:
+    def repair_without_cutting(files: LogFiles, base: int, data: Any, content: bytes, *rest: Any) -> None:
         class Uncut:
             def truncate(self, size: int) -> None: ...
             def sync(self) -> None: ...
 
         real(files, base, Uncut(), content, *rest)  # type: ignore[arg-type]
 
-    patch.setattr(recovery, "_repair_active", mend)
+    patch.setattr(recovery, "_repair_active", repair_without_cutting)
 
 
 def broken_stream_not_rolled_back(patch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""[shell] `tidelog doctor`: what this machine has for Tidelog, and what to do about what it lacks.
+"""`tidelog doctor`: what this machine has for Tidelog, and what to do about what it lacks.
 
     needed       Python
     for a server uvloop, httptools, h2, websockets, prometheus_client

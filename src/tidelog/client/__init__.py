@@ -2,6 +2,8 @@
 
 `http` has the HTTP client with retries, streams and error mapping: read it first. `queue` and `channel` have the
 methods of their embedded counterparts. The CLI, Spark sources and sinks and pipelines use the same client.
+
+A request that may have been executed and whose response was lost raises `InDoubt`; safe requests are retried.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@
     backfill    files, a table or a range of a topic → your function → a topic or a table
     stats       rates, sizes and waits by interval
 
-Needs `pip install 'tidelog[spark,lake]'`. `transforms` holds what they do to data, as functions DataFrame → DataFrame.
+Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls; each job is in its own
+module (`export_job`, …), `table_formats` has the tables and `transforms` what is done to data, as functions DataFrame →
+DataFrame.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
     spark.read.format("tidelog").option("path", "data").option("subscribe", "orders").load()
 
 Needs `pip install 'tidelog[spark]'`, on the executors too. Nothing of Spark is imported before one of these is called.
+Start with `source` (reading) and `sink` (writing); `plan` cuts a range into tasks, `task_reader` reads one, and
+`backends` knows where topics are stored.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def tear_rounds(folder: Path, rounds: int, place: str, shards: int, durability: 
     assert sum(map(len, ledger.acked.values())), "nothing was acked"
 
 
-def told(outcomes: Counter[str], record_count: Tell) -> None:
+def report_outcomes(outcomes: Counter[str], record_count: Tell) -> None:
     for what, count in outcomes.items():
         record_count(f"torn WAL writes on a FUSE file system: {what}", count)
 
@@ -118,7 +118,7 @@ def test_a_torn_write_is_cut_and_counted(
 ) -> None:
     outcomes: Counter[str] = Counter()
     tear_rounds(tmp_path, 1, place, shards, durability, outcomes)
-    told(outcomes, record_count)
+    report_outcomes(outcomes, record_count)
 
 
 @pytest.mark.sweep
@@ -130,5 +130,5 @@ def test_many_torn_writes_are_cut_and_counted(
 ) -> None:
     outcomes: Counter[str] = Counter()
     tear_rounds(tmp_path, ROUNDS, place, shards, durability, outcomes)
-    told(outcomes, record_count)
+    report_outcomes(outcomes, record_count)
     assert outcomes["cuts that the report counts"] >= ROUNDS

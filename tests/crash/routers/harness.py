@@ -682,7 +682,7 @@ def delete_dest(harness: RouterHarness) -> None:
     harness.write("s")
 
 
-def make_room(harness: RouterHarness) -> None:
+def free_space(harness: RouterHarness) -> None:
     """What does not fit waits; some of it is deleted meanwhile and must never be passed on."""
     written = harness.write("s", 5)
     harness.read_topic("f")
@@ -938,7 +938,7 @@ def reopen(harness: RouterHarness) -> None:
 
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "main": (
-        *(one, batch, slow, burst, direct, private, onward, delete_source, delete_dest, make_room),
+        *(one, batch, slow, burst, direct, private, onward, delete_source, delete_dest, free_space),
         *(second, change, end, tighten, harden_source, checkpoint, tick),
     ),
     "wires": (feed, exchange, unwire, new_source, new_target, gone_target, late, trim_wired, checkpoint, tick),

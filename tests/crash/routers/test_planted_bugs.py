@@ -26,11 +26,11 @@ from tests.crash.routers.harness import (
     expire,
     feed,
     flood,
+    free_space,
     gone_target,
     group,
     kill,
     late,
-    make_room,
     new_source,
     new_target,
     power,
@@ -109,7 +109,7 @@ def a_trim_evicts_what_is_below_it(patch: Patch) -> None:
     patch.setattr(TopicIndex, "add_trimmed_range", trim)
 
 
-def readers_are_not_told_of_trims(patch: Patch) -> None:
+def readers_get_no_gap_for_trims(patch: Patch) -> None:
     real = watermarks.find_gap
     patch.setattr(watermarks, "find_gap", lambda *args: real(*args[:4]))
 
@@ -139,7 +139,7 @@ def a_dropped_router_leaves_its_cursor(patch: Patch) -> None:
     patch.setattr(recovery.RouterRecovery, "clear", lambda self: (self.routers.clear(), self.forwarded.clear()))
 
 
-def a_manifest_tells_of_fewer_copies_than_it_has(patch: Patch) -> None:
+def a_manifest_counts_fewer_copies_than_it_has(patch: Patch) -> None:
     real = recovery.snapshot_forwarder
 
     def freeze(core: Any) -> None:
@@ -189,7 +189,7 @@ def a_source_that_ends_early_is_waited_for(patch: Patch) -> None:
     patch.setattr(recovery, "link_forwarders", link)
 
 
-def dropped_targets_keep_their_lanes(patch: Patch) -> None:
+def dropped_targets_keep_their_forwarders(patch: Patch) -> None:
     patch.setattr(manager.RouterManager, "forget_topic", nothing)
 
 
@@ -281,16 +281,16 @@ PLANTS = [
     Plant(replay_passes_over_trims, "wires", FSYNC, (feed, trim_wired, trim_wired)),
     Plant(a_trim_evicts_what_is_below_it, "jobs", FSYNC, (group, trim_jobs, trim_jobs)),
     Plant(a_trim_evicts_what_is_below_it, "wires", DISK, (feed, trim_wired, feed)),
-    Plant(readers_are_not_told_of_trims, "main", FSYNC, (batch, burst, burst)),
+    Plant(readers_get_no_gap_for_trims, "main", FSYNC, (batch, burst, burst)),
     Plant(a_dropped_router_is_not_logged, "wires", FSYNC, (feed, exchange, feed)),
     Plant(a_dropped_router_leaves_its_cursor, "wires", FSYNC, (feed, exchange, feed, exchange, kill, feed)),
-    Plant(a_manifest_tells_of_fewer_copies_than_it_has, "main", FSYNC, (batch, checkpoint, batch)),
+    Plant(a_manifest_counts_fewer_copies_than_it_has, "main", FSYNC, (batch, checkpoint, batch)),
     Plant(totals_begin_again, "main", FSYNC, (batch, checkpoint, batch)),
     Plant(expired_records_are_passed_on, "jobs", FSYNC, (expire, expire)),
-    Plant(deleted_records_are_passed_on, "main", FSYNC, (make_room, make_room, delete_source, make_room)),
+    Plant(deleted_records_are_passed_on, "main", FSYNC, (free_space, free_space, delete_source, free_space)),
     Plant(a_filter_is_forgotten_in_recovery, "main", FSYNC, (slow, direct, second, slow)),
     Plant(a_source_that_ends_early_is_waited_for, "jobs", ("memory", "fsync"), (work, group, power, work)),
-    Plant(dropped_targets_keep_their_lanes, "wires", FSYNC, (feed, gone_target, new_target, reopen)),
+    Plant(dropped_targets_keep_their_forwarders, "wires", FSYNC, (feed, gone_target, new_target, reopen)),
     Plant(a_new_router_takes_what_was_there_before, "wires", FSYNC, (feed, late, new_source, kill, late)),
     Plant(records_are_passed_around_for_ever, "cycle", FSYNC, (around, flood)),
     Plant(losses_are_passed_around_for_ever, "cycle", FSYNC, (flood, flood)),
@@ -300,7 +300,7 @@ PLANTS = [
     Plant(a_manifest_forgets_hops, "cycle", FSYNC, (around, wait_around, kill, around)),
     Plant(hops_are_forgotten_before_they_were_used, "cycle", FSYNC, (around, wait_around, around)),
     Plant(a_trim_is_one_seq_short, "wires", FSYNC, (feed, trim_wired, feed)),
-    Plant(deletes_are_not_replayed, "main", DISK, (batch, direct, make_room, batch)),
+    Plant(deletes_are_not_replayed, "main", DISK, (batch, direct, free_space, batch)),
     Plant(a_replayed_group_is_two_seqs_further, "jobs", FSYNC, (work, group, trim_jobs, trim_jobs)),
     Plant(a_replayed_group_is_two_seqs_further, "jobs", DISK, (work, group, trim_jobs, trim_jobs)),
 ]

@@ -268,7 +268,7 @@ class Oracle:
     touched: set[str] = field(default_factory=set)  # topics that something was done to
     version: int = 0  # another one whenever another answer may be right
 
-    def tell(self) -> None:
+    def report_removals(self) -> None:
         self.version += 1
 
     def create(self, name: str, config: Mapping[str, object]) -> TopicLife:
@@ -276,7 +276,7 @@ class Oracle:
         assert name not in self.lives, f"{name} lives already"
         life = self.lives[name] = TopicLife(name, [State(config)])
         self.touched.add(name)
-        self.tell()
+        self.report_removals()
         return life
 
     def created(self, name: str, topic_id: int) -> None:
@@ -284,12 +284,12 @@ class Oracle:
         self.lives[name].id = topic_id
         assert topic_id not in self.ids, f"id {topic_id} of {name} was given before"
         self.ids.add(topic_id)
-        self.tell()
+        self.report_removals()
 
     def dropped(self, name: str) -> None:
         """Said after a drop: from now on it must be gone."""
         del self.lives[name]
-        self.tell()
+        self.report_removals()
 
     def mark_synced(self, *, checkpoint: bool, but: Collection[str] = ()) -> None:
         """Said after all was synced `but` these topics. A checkpoint also keeps the head of what is in no WAL (G11)."""
@@ -298,7 +298,7 @@ class Oracle:
                 life.mark_synced()
             if checkpoint and life.now.durability == "ephemeral":
                 life.top = life.now.head
-        self.tell()
+        self.report_removals()
 
     def check(self, found: Mapping[str, TopicView], now_ms: int, *, cut: bool = True) -> str | None:
         """What is wrong with these topics after a power cut (or, not `cut`, after a kill), or None."""
@@ -327,4 +327,4 @@ class Oracle:
             life.continue_from(states, cut=cut)
             life.id, life.dropping = found[name].id, False
             self.ids.add(found[name].id)
-        self.tell()
+        self.report_removals()

@@ -140,7 +140,7 @@ def judged(chosen: list[Arrangement], depth: SweepDepth, seed: int) -> SweepStat
     return tally
 
 
-def told(tally: SweepStats, record_count: Tell) -> None:
+def report_counts(tally: SweepStats, record_count: Tell) -> None:
     record_count("crash states beside a checkpoint", tally.states)
     assert not tally.failures, tally.failures[0]
 
@@ -151,14 +151,14 @@ def test_what_is_done_while_a_checkpoint_runs_survives(letter: Operation, record
     """Method: of each letter, two arrangements drawn by chance, with a few images of one instant in three."""
     mine = [each for each in ALL if each.letter is letter]
     tally = judged(Random(letter.__name__).sample(mine, 2), SweepDepth(limit=3, thorough=40, steady=14, step=3), seed=0)
-    told(tally, record_count)
+    report_counts(tally, record_count)
     assert tally.states >= 10, f"only {tally.states} states"
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("each", ALL, ids=str)
 def test_every_arrangement_of_what_is_done_while_a_checkpoint_runs(each: Arrangement, record_count: Tell) -> None:
-    told(judged([each], SweepDepth(limit=10, again=1, thorough=6), seed=1), record_count)
+    report_counts(judged([each], SweepDepth(limit=10, again=1, thorough=6), seed=1), record_count)
 
 
 @pytest.mark.sweep

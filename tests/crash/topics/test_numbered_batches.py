@@ -43,7 +43,7 @@ def test_long_histories_of_numbered_batches_survive_power_cuts(durability: str, 
 # Bugs planted on purpose ----------------------------------------------------------------------------
 
 
-def the_number_lies_behind_its_records(patch: Patch) -> None:
+def the_number_follows_its_records(patch: Patch) -> None:
     def lead(self: ProducerAppend, made: bytes) -> None:
         self.pieces = [*self.pieces, made]
         self.frames, self.size, self.durable = self.frames + 1, self.size + len(made), True
@@ -95,7 +95,7 @@ def a_replay_is_written_again(patch: Patch) -> None:
 
 
 BUGS = [
-    (the_number_lies_behind_its_records, "fsync"),
+    (the_number_follows_its_records, "fsync"),
     (a_number_counts_without_records, "fsync"),
     (nothing_waits_for_the_sync, "disk"),
     (a_checkpoint_forgets_numbers, "fsync"),

@@ -129,15 +129,15 @@ def a_manifest_does_not_wait_for_rows(patch: Patch) -> None:
     patch.setattr(gap_log.GapLog, "flush_durably", lambda _: None)
 
 
-def rows_do_not_wait_for_what_they_tell_of(patch: Patch) -> None:
+def entries_do_not_wait_for_their_removal(patch: Patch) -> None:
     patch.setattr(gap_log, "_split_by_durability", lambda notes: (notes, []))
 
 
-def everything_is_told_again(patch: Patch) -> None:
+def everything_is_logged_again(patch: Patch) -> None:
     patch.setattr(gap_log, "_unknown_part", lambda note, _: note)
 
 
-def nothing_is_told_again(patch: Patch) -> None:
+def nothing_is_logged_again(patch: Patch) -> None:
     patch.setattr(gap_log, "_unknown_part", lambda *_: None)
 
 
@@ -146,7 +146,7 @@ def deletes_have_no_number(patch: Patch) -> None:
     patch.setattr(delete, "replay_delete", lambda core, body, _, ts_ms: real(core, body, 0, ts_ms))
 
 
-def deletes_are_told_by_their_time(patch: Patch) -> None:
+def deletes_are_matched_by_their_time(patch: Patch) -> None:
     real = gap_log._add_known
 
     def record_count(told: Any, row: Any) -> None:
@@ -181,11 +181,11 @@ BUGS: list[tuple[Callable[[Patch], None], dict[str, Any]]] = [
     (what_is_let_go_of_is_evicted_later, CAPPED),
     (row_with(guarded=False), CAPPED),
     (a_manifest_does_not_wait_for_rows, CAPPED),
-    (rows_do_not_wait_for_what_they_tell_of, LOOSE),
-    (everything_is_told_again, CAPPED),
-    (nothing_is_told_again, CAPPED),
+    (entries_do_not_wait_for_their_removal, LOOSE),
+    (everything_is_logged_again, CAPPED),
+    (nothing_is_logged_again, CAPPED),
     (deletes_have_no_number, CAPPED),
-    (deletes_are_told_by_their_time, CAPPED),
+    (deletes_are_matched_by_their_time, CAPPED),
     (floors_in_frames_have_no_rows, AGED),
 ]
 

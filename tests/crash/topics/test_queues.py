@@ -139,7 +139,7 @@ def _is_ack(frames: list[bytes]) -> bool:
     return len(frames) == 1 and isinstance(found, frame.Frame) and found.kind == frame.DELETE
 
 
-def a_claim_is_told_before_it_is_synced(patch: Patch) -> None:
+def a_claim_returns_before_it_is_synced(patch: Patch) -> None:
     real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
@@ -148,7 +148,7 @@ def a_claim_is_told_before_it_is_synced(patch: Patch) -> None:
     patch.setattr(QueueCommit, "__init__", init)
 
 
-def an_ack_is_told_before_it_is_synced(patch: Patch) -> None:
+def an_ack_returns_before_it_is_synced(patch: Patch) -> None:
     real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
@@ -192,7 +192,7 @@ def leases_outlive_a_restart_though_they_should_not(patch: Patch) -> None:
     patch.setattr(QueueState, "has_durable_leases", property(lambda self: not self.topic.is_ephemeral))
 
 
-def removals_behind_the_back_are_not_seen(patch: Patch) -> None:
+def removals_by_others_are_not_seen(patch: Patch) -> None:
     real = TopicIndex.delete
 
     def quiet(self: TopicIndex, seqs: Any) -> Any:
@@ -261,7 +261,7 @@ BUGS = [
     ids_are_not_reserved,
     a_checkpoint_forgets_leases,
     leases_outlive_a_restart_though_they_should_not,
-    removals_behind_the_back_are_not_seen,
+    removals_by_others_are_not_seen,
     priorities_are_ignored,
     the_first_gets_everything,
     the_dead_are_not_counted_on_disk,
@@ -269,8 +269,8 @@ BUGS = [
 ]
 CRASH_BUGS = [
     an_ack_is_not_written,
-    an_ack_is_told_before_it_is_synced,
-    a_claim_is_told_before_it_is_synced,
+    an_ack_returns_before_it_is_synced,
+    a_claim_returns_before_it_is_synced,
     ids_are_reserved_without_a_sync,
     ids_are_not_reserved,
     a_checkpoint_forgets_the_reservation,

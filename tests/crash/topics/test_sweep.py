@@ -39,7 +39,7 @@ letters = pytest.mark.parametrize("first", OPERATIONS, ids=lambda letter: letter
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
-def told(tally: SweepStats, record_count: Tell) -> None:
+def report_counts(tally: SweepStats, record_count: Tell) -> None:
     record_count("crash states of topics", tally.states)
     assert not tally.failures, tally.failures[0]
 
@@ -55,7 +55,7 @@ def test_every_history_of_two_letters_survives_a_power_cut(first: Operation, rec
         if tally.failures:
             break
     record_count("histories of two letters in an arrangement", len(OPERATIONS))
-    told(tally, record_count)
+    report_counts(tally, record_count)
     assert tally.states >= 80, f"only {tally.states} states at {tally.instants} instants"
 
 
@@ -86,7 +86,7 @@ def test_every_history_of_two_letters_in_every_arrangement(
         if tally.failures:
             break
     record_count("histories of two letters in an arrangement", len(arrangements()))
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 def cut_recovery_short(first: Operation, seconds: Sequence[Operation], record_count: Tell, step: int = 1) -> None:
@@ -97,7 +97,7 @@ def cut_recovery_short(first: Operation, seconds: Sequence[Operation], record_co
         sweep((first, second), depth, seed=number, stats=tally, how=hows[OPERATIONS.index(second)])
         if tally.failures:
             break
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_recovery_that_is_cut_short_after_any_two_letters(first: Operation, re
 @pytest.mark.parametrize("seed", range(6))
 def test_histories_with_kills_and_power_cuts_inside_them(seed: int, step: int, record_count: Tell) -> None:
     tally = drawn(seed, steps=10, depth=SweepDepth(limit=4, thorough=6, step=step))
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.sweep
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_loses_nothing_that_was_acked(fault: DiskFault, reco
         fail_each(fault, (first, one, batch), seed=number, shards=1 + number % 2, limit=5, stats=tally)
         if tally.failures:
             break
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_an_ephemeral_topic_leaves_nothing_but_its_numbering(record_count: Tell)
 
     bench.open()
     run.run(history)
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 def pairs(most: int) -> list[tuple[int, int]]:
@@ -196,7 +196,7 @@ def test_every_state_of_every_history_of_two_letters(first: Operation, record_co
         sweep((first, second), SweepDepth(again=1, thorough=3), seed=1, stats=tally, how=how)
         if tally.failures:
             break
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.sweep
@@ -208,13 +208,13 @@ def test_every_history_of_three_letters(first: Operation, second: Operation, rec
         sweep((first, second, third), SweepDepth(limit=10, thorough=6), seed=2, shards=1 + number % 4, stats=tally)
         if tally.failures:
             break
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(1_000, 1_200))
 def test_long_histories_drawn_by_chance(seed: int, record_count: Tell) -> None:
-    told(drawn(seed, steps=25, depth=SweepDepth(limit=8, again=1, thorough=6)), record_count)
+    report_counts(drawn(seed, steps=25, depth=SweepDepth(limit=8, again=1, thorough=6)), record_count)
 
 
 @pytest.mark.sweep
@@ -228,7 +228,7 @@ def test_every_sync_of_every_history_of_two_letters_fails(
         fail_each(fault, (first, second, one), seed=number, limit=None, stats=tally, how=how)
         if tally.failures:
             break
-    told(tally, record_count)
+    report_counts(tally, record_count)
 
 
 @pytest.mark.sweep

@@ -129,7 +129,7 @@ class EngineHarness:
     def drop(self, name: str) -> None:
         life = self.topic_life(name)
         life.dropping = True
-        self.oracle.tell()
+        self.oracle.report_removals()
         if self._try_call(None, None, lambda: self.log.drop(name)):
             del self.topics[name]
             self.oracle.dropped(name)
@@ -141,7 +141,7 @@ class EngineHarness:
             return  # nothing is written
         if self._try_call(life, after, lambda: self.log.topic(name, create=False, **fields)):
             life.ack(after, hard=True)
-            self.oracle.tell()
+            self.oracle.report_removals()
 
     def append(
         self,
@@ -164,7 +164,7 @@ class EngineHarness:
         require(done.last_seq - done.first_seq + 1 == many, f"{name}: {many} records were acked as {done}")
         after = life.now.appended(done.first_seq, batch, self.now_ms)
         life.ack(after, hard=after.durability == "fsync")
-        self.oracle.tell()
+        self.oracle.report_removals()
 
     def delete(
         self, name: str, *, before_seq: int | None = None, match: str | None = None, seqs: Sequence[int] | None = None
@@ -179,7 +179,7 @@ class EngineHarness:
             return
         require(done.deleted == len(goes), f"{name}: {goes} should go, {done.deleted} went")
         life.ack(after, hard=after.durability == "fsync")
-        self.oracle.tell()
+        self.oracle.report_removals()
 
     def checkpoint(self) -> None:
         if self._call_succeeds(self.log.checkpoint):
@@ -201,7 +201,7 @@ class EngineHarness:
             before, after = life.now, life.now.retained(self.now_ms)
             if after is not before and life.in_flight is None:
                 life.in_flight = after
-                self.oracle.tell()
+                self.oracle.report_removals()
             seen = read_topic(self.topic(name), limit=3)
             if self.faulty and after is not before and seen.rows == before.rows:
                 life.in_flight = None if life.in_flight is after else life.in_flight
@@ -213,7 +213,7 @@ class EngineHarness:
                 life.ack(replace(after, floor=seen.floor), hard=after.durability == "fsync")
             if after is not before or name not in self._unsyncable_topics():
                 life.on_floor_shown(seen.floor)
-            self.oracle.tell()
+            self.oracle.report_removals()
 
     def _unsyncable_topics(self) -> set[str]:
         """Topics that nothing can be made durable for: a sync of their shard's WAL was made to fail since the engine
@@ -248,7 +248,7 @@ class EngineHarness:
         stuck = life is not None and life.in_flight is not None
         if life is not None and not stuck:
             life.in_flight = flight
-        self.oracle.tell()
+        self.oracle.report_removals()
         try:
             done = call()
         except Error as error:
@@ -257,7 +257,7 @@ class EngineHarness:
             self.errors.append(error)
             if life is not None and not stuck and error.written is False:
                 life.in_flight = None
-                self.oracle.tell()
+                self.oracle.report_removals()
             return None
         if stuck:
             assert life is not None

@@ -167,14 +167,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
         env.run(door)
 
 
-def told(*values: bytes, said: list[bool]) -> pa.RecordBatch:
+def flagged(*values: bytes, said: list[bool]) -> pa.RecordBatch:
     nothing = [None] * len(values)
     columns = {"data": list(values), "json": said, "tag": nothing, "node": nothing, "meta": nothing}
     return pa.RecordBatch.from_pydict(columns, schema=backfill_job.STAGED_SCHEMA)
 
 
 def test_what_is_json_stays_json_and_bytes_stay_bytes(env: BackfillEnv) -> None:
-    given = told(*(b"%d" % number for number in range(13)), said=[number % 3 == 1 for number in range(13)])
+    given = flagged(*(b"%d" % number for number in range(13)), said=[number % 3 == 1 for number in range(13)])
     disk = PosixDisk()
     with env.sink() as door:
         publisher = Publisher(disk, env.work, door)
@@ -193,10 +193,10 @@ def test_what_says_json_and_is_none_is_refused_before_anything_is_written(tmp_pa
     """A topic would refuse its chunk only, with those before it written and the same end at every new try."""
     work = str(tmp_path / "work")
     PosixDisk().make_dir(work)
-    good = told(b"1", text, said=[True, False])
+    good = flagged(b"1", text, said=[True, False])
     assert backfill_job.stage_batches(PosixDisk(), work, 0, 0, [good], has_json_flags=True).rows == 2
     with pytest.raises(BadInput, match=r"a row says is_json and its data is .*; nothing was written\. A function"):
-        backfill_job.stage_batches(PosixDisk(), work, 1, 0, [good, told(text, said=[True])], has_json_flags=True)
+        backfill_job.stage_batches(PosixDisk(), work, 1, 0, [good, flagged(text, said=[True])], has_json_flags=True)
     assert [path.name for path in Path(work).iterdir()] == ["stage-00000-0.parquet"]
 
 

@@ -168,7 +168,7 @@ def test_a_record_that_was_deleted_since_is_a_difference_and_repair_takes_it_out
     harness.check()
 
 
-def test_what_the_log_lost_is_held_against_the_commits(harness: PipelineHarness) -> None:
+def test_records_that_the_log_lost_are_compared_with_the_commits(harness: PipelineHarness) -> None:
     with harness.engine() as engine:
         engine.topic("orders", cap_records=10)
     found = harness.reconcile()

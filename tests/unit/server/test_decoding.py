@@ -14,7 +14,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.contract_http.test_batches import body, told
+from tests.contract_http.test_batches import body, fields_of
 from tests.unit.server.bulk_fixtures import ARROW, NDJSON, Client, listening, run_with_engine, send
 from tests.unit.server.fakes import FakeWebSocket, ServerHarness
 
@@ -326,7 +326,7 @@ def test_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: py
     lag = Lag(monkeypatch, wait_s=0.001)
 
     async def scenario(world: ServerHarness) -> None:
-        exchange = world.begin("POST", "/v0/topics/t/batches", body(told(1, 1, b"absent")))
+        exchange = world.begin("POST", "/v0/topics/t/batches", body(fields_of(1, 1, b"absent")))
         await lag.looked()
         assert not exchange.answered
         lag.is_lagging = False

@@ -15,8 +15,8 @@ from tidelog.spark.offsets import Pending, Position, admit_batch
 from tidelog.spark.plan import MIN_TASK_BYTES, SizedRange, count_tasks, split_ranges
 
 
-def lane(frames: list[tuple[int, int]], first: int = 1) -> SizedRange:
-    """A lane of frames, each of so many records and bytes."""
+def sized(frames: list[tuple[int, int]], first: int = 1) -> SizedRange:
+    """A sized of frames, each of so many records and bytes."""
     counts, sizes = [count for count, _ in frames], [size for _, size in frames]
     starts = np.append(0, np.cumsum(sizes))
     positions = [*np.repeat(starts[:-1], counts).tolist(), int(starts[-1])]
@@ -28,22 +28,22 @@ frames = some.lists(some.tuples(some.integers(1, 5), some.integers(1, 100)), min
 
 @given(some.lists(frames, min_size=1, max_size=4), some.integers(1, 9))
 def test_a_cut_leaves_nothing_out_and_takes_nothing_twice(given_lanes: list[list[tuple[int, int]]], count: int) -> None:
-    lanes = [lane(each) for each in given_lanes]
-    parts = split_ranges(lanes, count)
+    ranges = [sized(each) for each in given_lanes]
+    parts = split_ranges(ranges, count)
     assert 1 <= len(parts) <= count
     seqs = [(piece.range_index, seq) for part in parts for piece in part for seq in range(piece.first, piece.stop)]
-    assert seqs == [(number, seq) for number, each in enumerate(lanes) for seq in range(each.first, each.stop)]
-    assert sum(piece.size for part in parts for piece in part) == sum(each.size for each in lanes)
+    assert seqs == [(number, seq) for number, each in enumerate(ranges) for seq in range(each.first, each.stop)]
+    assert sum(piece.size for part in parts for piece in part) == sum(each.size for each in ranges)
     for part in parts:
         for piece in part:
-            at = lanes[piece.range_index].offset_of
-            assert piece.first == lanes[piece.range_index].first or at(piece.first) > at(piece.first - 1), (
+            at = ranges[piece.range_index].offset_of
+            assert piece.first == ranges[piece.range_index].first or at(piece.first) > at(piece.first - 1), (
                 "inside a frame"
             )
 
 
 def test_equal_frames_make_equal_parts() -> None:
-    parts = split_ranges([lane([(10, 1000)] * 60), lane([(1, 10)] * 100), lane([(10, 1000)] * 39)], 10)
+    parts = split_ranges([sized([(10, 1000)] * 60), sized([(1, 10)] * 100), sized([(10, 1000)] * 39)], 10)
     sizes = [sum(piece.size for piece in part) for part in parts]
     assert len(sizes) == 10
     assert max(sizes) <= 1.25 * min(sizes)

@@ -1,4 +1,11 @@
-"""Which table a path is, and how it is opened."""
+"""Table formats of exports: Parquet files with a log of commits, and Delta tables.
+
+    interface       what an export needs of a table: last commit, staged files, commit. Read this first
+    commits         what a commit says: files, counts, hashes, the position in the topic
+    parquet         a directory of Parquet files; delta: a Delta table, through deltalake
+    parquet_files   writing and reading the files themselves, for both
+
+This module decides which table a path is, and opens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Which place options name."""
+"""Where topics are read from: the backend that the options name.
+
+    interface      what planning and reading need of a backend, and what is sent to executors. Read this first
+    directory      a data directory, read-only; object_store: a copy of one in a bucket
+    server         a server, over HTTP; commitlog: a segmented log of any codec
+    range_reader   byte ranges of segment files, for server and object_store
+
+This module chooses the backend."""
 
 from __future__ import annotations
 

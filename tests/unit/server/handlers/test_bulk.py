@@ -59,15 +59,15 @@ def unpacked(body: bytes) -> tuple[dict[str, Any], list[dict[str, Any]], dict[st
         try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
         except StopIteration:
-            return _told(reader.schema.metadata), rows, last
+            return _decode_metadata(reader.schema.metadata), rows, last
         assert not last, "nothing comes behind the last batch"
         rows += batch.to_pylist()
         if metadata is not None:
             assert batch.num_rows == 0
-            last = _told(metadata)
+            last = _decode_metadata(metadata)
 
 
-def _told(metadata: Any) -> dict[str, Any]:
+def _decode_metadata(metadata: Any) -> dict[str, Any]:
     plain = {name.decode(): value.decode() for name, value in dict(metadata).items()}
     return {name: value if name == "topic" else json.loads(value) for name, value in plain.items()}
 

@@ -39,7 +39,7 @@ def ops(line: FakeWebSocket) -> list[str]:
     return [said["op"] for said in line.sent_messages]
 
 
-async def told(line: FakeWebSocket, message: Any) -> list[dict[str, Any]]:
+async def exchange(line: FakeWebSocket, message: Any) -> list[dict[str, Any]]:
     """What is said to a message, all of it."""
     before = len(line.sent)
     line.receive_from_peer(message)
@@ -68,7 +68,7 @@ def test_a_key_is_needed_and_no_scope_and_not_in_the_query() -> None:
             assert answer.status == 401
         line = FakeWebSocket()
         async with await world.connect(line, key="d"):
-            assert await told(line, {"op": "ping"}) == [{"op": "pong", "request_id": None}]
+            assert await exchange(line, {"op": "ping"}) == [{"op": "pong", "request_id": None}]
 
     run_scenario(scenario, api_keys="d:delete")
 
@@ -217,7 +217,7 @@ def test_a_command_that_names_no_topic_is_an_invalid_request(op: str) -> None:
     async def scenario(world: ServerHarness) -> None:
         line = FakeWebSocket()
         async with await world.connect(line):
-            said = await told(line, {"op": op, "request_id": 5})
+            said = await exchange(line, {"op": op, "request_id": 5})
         assert [(it["op"], it["request_id"], it["code"]) for it in said] == [("error", 5, "invalid_request")]
 
     run_scenario(scenario)
@@ -253,7 +253,7 @@ def test_each_command_asks_for_its_scope_and_its_names(key: str, command: dict[s
         world.topic("strange").append([1])
         line = FakeWebSocket()
         async with await world.connect(line, key=key):
-            said = await told(line, {**command, "request_id": 1})
+            said = await exchange(line, {**command, "request_id": 1})
         assert [(it["op"], it["request_id"], it["code"]) for it in said] == [("error", 1, "forbidden")]
         assert [world.topic(name).head_seq for name in ("my.a", "strange")] == [1, 1]
         assert world.engine.names() == ["my.a", "strange"], "and nothing was made"
@@ -267,7 +267,7 @@ def test_who_has_the_scope_is_let_pass(key: str, command: dict[str, Any], op: st
         world.topic("my.a")
         line = FakeWebSocket()
         async with await world.connect(line, key=key):
-            said = await told(line, command)
+            said = await exchange(line, command)
         assert said[0]["op"] == op
 
     run_scenario(scenario, api_keys=KEYS)
@@ -374,15 +374,15 @@ def test_subscribe_is_all_or_nothing_unless_lenient() -> None:
         topic = world.topic("a")
         line = FakeWebSocket()
         async with await world.connect(line):
-            said = await told(line, {"op": "subscribe", "topics": {"a": {}, "gone": {}}, "request_id": 1})
+            said = await exchange(line, {"op": "subscribe", "topics": {"a": {}, "gone": {}}, "request_id": 1})
             assert [(it["op"], it.get("code")) for it in said] == [("error", "topic_not_found")]
             topic.append([1])
             await let_idle()
             assert len(line.sent) == 1, "a is not followed either"
-            said = await told(line, {"op": "subscribe", "topics": {"a": {}, "gone": {}}, "lenient": True})
+            said = await exchange(line, {"op": "subscribe", "topics": {"a": {}, "gone": {}}, "lenient": True})
             assert [it["op"] for it in said] == ["subscribed", "record", "caught_up"]
             assert list(said[0]["topics"]) == ["a"]
-            said = await told(line, {"op": "subscribe", "topic": "gone", "lenient": True})
+            said = await exchange(line, {"op": "subscribe", "topic": "gone", "lenient": True})
             assert said == [{"op": "subscribed", "request_id": None, "topics": {}}]
 
     run_scenario(scenario)
@@ -404,7 +404,7 @@ def test_pages_have_a_limit(asked: dict[str, Any], sizes: list[int]) -> None:
         world.topic("a").append(list(range(1200)))
         line = FakeWebSocket()
         async with await world.connect(line):
-            said = await told(line, {"op": "subscribe", "topic": "a", **asked})
+            said = await exchange(line, {"op": "subscribe", "topic": "a", **asked})
         assert [len(it["records"]) for it in said if it["op"] == "record"] == sizes
 
     run_scenario(scenario)
@@ -418,7 +418,7 @@ def test_subscribing_again_replaces_cursor_and_options() -> None:
         async with await world.connect(line):
             line.receive_from_peer({"op": "subscribe", "topic": "a"})
             await line.until(3)
-            said = await told(line, {"op": "subscribe", "topic": "a", "node": "me", "include_data": False})
+            said = await exchange(line, {"op": "subscribe", "topic": "a", "node": "me", "include_data": False})
             assert [it["op"] for it in said] == ["subscribed", "record", "caught_up"]
             assert said[1]["records"] == [{"$seq": 2, "$ts": 1_700_000_000_000, "$node": "you"}]
             before = len(line.sent)
@@ -440,7 +440,7 @@ def test_nothing_comes_after_an_unsubscribe_and_the_others_go_on() -> None:
         async with await world.connect(line):
             line.receive_from_peer({"op": "subscribe", "topics": {"a": {}, "b": {}}})
             await line.until(3)
-            said = await told(line, {"op": "unsubscribe", "topic": "a", "request_id": 9})
+            said = await exchange(line, {"op": "unsubscribe", "topic": "a", "request_id": 9})
             assert said == [{"op": "unsubscribed", "request_id": 9, "topics": ["a"]}]
             assert len(world.service.push.notifiers) == 1
             a.append([1])
@@ -448,7 +448,7 @@ def test_nothing_comes_after_an_unsubscribe_and_the_others_go_on() -> None:
             await line.until(6)
             await let_idle()
             assert [it.get("topic") for it in line.sent_messages[4:]] == ["b", "b"]
-            said = await told(line, {"op": "subscribe", "topic": "a", "from_seq": 1})
+            said = await exchange(line, {"op": "subscribe", "topic": "a", "from_seq": 1})
             assert [it["op"] for it in said] == ["subscribed", "caught_up"]
 
     run_scenario(scenario)
@@ -543,7 +543,7 @@ def test_deleted_topic_is_reported_and_can_be_followed_again() -> None:
             world.topic("a").append(["new"])
             await let_idle()
             assert len(line.sent) == 3
-            said = await told(line, {"op": "subscribe", "topic": "a"})
+            said = await exchange(line, {"op": "subscribe", "topic": "a"})
             assert [it["op"] for it in said] == ["subscribed", "record", "caught_up"]
 
     run_scenario(scenario)
@@ -559,13 +559,13 @@ def test_records_that_cannot_be_read_end_a_subscription_and_not_the_socket(monke
         async with await world.connect(line):
             with monkeypatch.context() as patch:
                 patch.setattr(page_cache, "read_page", render)
-                said = await told(line, {"op": "subscribe", "topic": "a"})
+                said = await exchange(line, {"op": "subscribe", "topic": "a"})
                 assert [it["op"] for it in said] == ["subscribed", "error"]
                 assert (said[1]["code"], said[1]["topic"]) == ("internal", "a")
             topic.append([1])
             await let_idle()
             assert len(line.sent) == 2
-            said = await told(line, {"op": "subscribe", "topic": "a"})
+            said = await exchange(line, {"op": "subscribe", "topic": "a"})
             assert [it["op"] for it in said] == ["subscribed", "record", "caught_up"]
 
     run_scenario(scenario)
@@ -668,7 +668,7 @@ def test_a_write_that_is_refused_writes_nothing_and_makes_nothing(command: dict[
         world.topic("full", cap_records=3, discard="reject").append([1, 2])
         line = FakeWebSocket()
         async with await world.connect(line):
-            said = await told(line, {"op": "publish", "request_id": 1, **command})
+            said = await exchange(line, {"op": "publish", "request_id": 1, **command})
         assert [(it["op"], it["request_id"], it["code"]) for it in said] == [("error", 1, expected)]
         assert world.engine.names() == ["a", "full"]
         assert world.topic("a").head_seq == 0
@@ -776,9 +776,9 @@ def test_a_commit_that_fails_is_an_error_of_its_command(monkeypatch: pytest.Monk
         async with await world.connect(line):
             with monkeypatch.context() as patch:
                 patch.setattr(Topic, "submit", lambda *_: Failing())
-                said = await told(line, {"op": "publish", "topic": "a", "records": records(1), "request_id": 3})
+                said = await exchange(line, {"op": "publish", "topic": "a", "records": records(1), "request_id": 3})
             assert [(it["op"], it["request_id"], it["code"]) for it in said] == [("error", 3, "internal")]
-            said = await told(line, {"op": "publish", "topic": "a", "records": records(1)})
+            said = await exchange(line, {"op": "publish", "topic": "a", "records": records(1)})
             assert said[0]["op"] == "ack"
 
     run_scenario(scenario)
@@ -792,7 +792,7 @@ def test_write_after_an_expiry_waits_for_it_off_the_loop() -> None:
         assert topic.needs_expiry
         line = FakeWebSocket()
         async with await world.connect(line):
-            said = await told(line, {"op": "publish", "topic": "a", "records": records(2)})
+            said = await exchange(line, {"op": "publish", "topic": "a", "records": records(2)})
         assert (said[0]["op"], said[0]["first_seq"]) == ("ack", 2)
 
     run_scenario(scenario)

@@ -370,7 +370,7 @@ def test_a_stream_that_is_asked_for_by_head_holds_nothing() -> None:
 # ── passes that wait for the disk ─────────────────────────────────────────────────────────────
 
 
-class Gate:
+class Barrier:
     """Holds claim passes up, in the thread they run in, until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ class Gate:
 def test_claims_that_come_while_one_is_at_the_disk_share_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         queue_of(world).put(list(range(9)))
-        gate = Gate(monkeypatch)
+        gate = Barrier(monkeypatch)
         loop = asyncio.get_running_loop()
         first = loop.create_task(claim(world, node="a", max=2))
         await gate.until_reached()
@@ -417,7 +417,7 @@ def test_what_a_claimer_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyt
     async def scenario(world: ServerHarness) -> None:
         queue = queue_of(world)
         queue.put([1, 2, 3])
-        gate = Gate(monkeypatch)
+        gate = Barrier(monkeypatch)
         asked = world.begin("POST", "/v0/topics/q/claim", {"node": "n", "max": 2})
         await gate.until_reached()
         asked.leave()
@@ -432,7 +432,7 @@ def test_what_a_worker_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyte
     async def scenario(world: ServerHarness) -> None:
         queue = queue_of(world)
         queue.put([1, 2, 3])
-        gate = Gate(monkeypatch)
+        gate = Barrier(monkeypatch)
         tap = Tap()
         async with working(world, tap, max=2):
             await gate.until_reached()
@@ -449,7 +449,7 @@ def test_changes_during_a_claim_round_are_handled_after_it(monkeypatch: pytest.M
     async def scenario(world: ServerHarness) -> None:
         queue = queue_of(world)
         queue.put([1, 2, 3])
-        gate = Gate(monkeypatch)
+        gate = Barrier(monkeypatch)
         first = asyncio.get_running_loop().create_task(claim(world, max=2))
         await gate.until_reached()
         tap = Tap()
