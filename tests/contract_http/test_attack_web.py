@@ -309,7 +309,7 @@ def test_a_drop_takes_no_router_of_others_along(shared_server: Server, team_api:
     assert team_api.drop("a.mine")["routers_removed"] == ["a.router"]
 
 
-def test_router_of_other_prefixes_is_not_reported(shared_server: Server, team_api: Api) -> None:
+def test_list_hides_routers_of_other_keys(shared_server: Server, team_api: Api) -> None:
     with shared_server.client(ROOT) as root:
         expect_success(
             root.put("/v0/routers/a.odd", {"source": "b.secret", "dest": "b.copy", "create_dest": True}), 201
@@ -319,7 +319,7 @@ def test_router_of_other_prefixes_is_not_reported(shared_server: Server, team_ap
     )
 
 
-def test_metrics_of_all_topics_need_a_key_without_prefixes(shared_server: Server, team_api: Api) -> None:
+def test_metrics_are_refused_to_a_key_with_prefixes(shared_server: Server, team_api: Api) -> None:
     for accept in ("text/plain", "application/json"):
         reply = team_api.get("/v0/metrics", [("Accept", accept)])
         expect_error(reply, 403, "forbidden")
@@ -338,7 +338,7 @@ def test_sessions_have_a_cap_by_key(shared_server: Server, team_api: Api) -> Non
         root.watch({"a.watched": {}})
 
 
-def test_without_a_key_sessions_are_not_disclosed(shared_server: Server, team_api: Api) -> None:
+def test_request_without_a_key_learns_nothing_about_sessions(shared_server: Server, team_api: Api) -> None:
     with shared_server.client() as nobody:
         expect_error(nobody.get("/v0/watch/nope"), 401, "unauthorized")
         expect_error(nobody.get("/v0/watch/nope?token=wrong"), 401, "unauthorized")

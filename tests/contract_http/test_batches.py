@@ -102,7 +102,7 @@ def test_a_conflict_says_three_ways_out(api: Api, topic: str) -> None:
         ({"sum": "xyz"}, 400, "invalid_request"),
     ],
 )
-def test_chunk_that_differs_from_its_checksum_is_refused(
+def test_chunk_that_differs_from_its_description_is_refused(
     api: Api, topic: str, change: dict[str, Any], status: int, code: str
 ) -> None:
     content = stream(b"a")
@@ -167,7 +167,7 @@ def test_a_body_that_breaks_off_leaves_nothing(api: Api, topic: str, server: Ser
     expect_error(reply, 404, "not_found", ANY)
 
 
-def test_unreadable_body_is_reported_by_a_client_that_kept_nothing(api: Api, topic: str) -> None:
+def test_unreadable_body_is_refused_and_nothing_is_stored(api: Api, topic: str) -> None:
     target = topic_path(topic, f"/staging/{chunk_name(1)}")
     reply = api.request("PUT", target, b"not coded at all", [ARROW, ("Content-Encoding", "gzip")])
     message = expect_error(reply, 400, "invalid_request")["message"]

@@ -163,7 +163,7 @@ def test_a_hook_that_hangs_keeps_topics_and_other_channels_going(channel_server:
         expect_success(one.end())
 
 
-def test_restart_keeps_members_that_the_hook_accepted(tmp_path: Path) -> None:
+def test_restart_keeps_users_that_the_hook_accepted(tmp_path: Path) -> None:
     put(tmp_path / "s")
     with Server(tmp_path / "s", hook="doorman:hook").start() as server:
         with channel_api(server) as api:

@@ -482,7 +482,7 @@ def test_a_fifo_channel_is_pushed_to_popped_from_and_cleared(
 # ── who asks ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_key_is_its_user_and_no_other(ann: ChannelApi, channel_server: Server, channel_name: str) -> None:
+def test_key_acts_only_for_its_own_user(ann: ChannelApi, channel_server: Server, channel_name: str) -> None:
     ann.create(channel_name, persist=True)
     assert expect_success(ann.get("/v0/channels", [("X-Tidelog-User", ANN)]))["user"] == ANN, "to say so is no lie"
     for headers, query in (([("X-Tidelog-User", BOB)], ""), ([], f"?user={BOB}")):
@@ -587,7 +587,7 @@ def test_without_keys_everybody_is_who_they_say_and_nothing_persists(server: Ser
         expect_success(api.delete(channel_path(channel_name)))
 
 
-def test_without_keys_stored_channels_are_left_alone(tmp_path: Path, channel_name: str) -> None:
+def test_without_keys_stored_channels_are_unchanged(tmp_path: Path, channel_name: str) -> None:
     with Server(tmp_path / "s", api_keys=KEYS) as server:
         server.start()
         with channel_api(server, "ann") as ann:
@@ -676,7 +676,7 @@ def test_lost_cursor_is_reported_and_cleared_by_the_owner(tmp_path: Path) -> Non
             assert expect_success(ann.post(channel_path(channel_name, "/pop")))["payload"] == "next"
 
 
-def test_metrics_count_what_was_done(ann: ChannelApi, bob: ChannelApi, channel_name: str) -> None:
+def test_metrics_count_channel_operations(ann: ChannelApi, bob: ChannelApi, channel_name: str) -> None:
     saves = ann.scraped_metric('tidelog_store_saves_total{result="success"}')
     took = ann.scraped_metric("tidelog_store_save_duration_seconds_count")
     refusals = ann.scraped_metric("tidelog_channels_active")

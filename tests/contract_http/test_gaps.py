@@ -28,7 +28,7 @@ def summaries(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
     return [(row["cause"], row["first"], row["last"], row["records"]) for row in rows]
 
 
-def test_removed_records_are_reported_at_once(api: Api, topic: str) -> None:
+def test_removed_records_are_listed_at_once(api: Api, topic: str) -> None:
     api.create_topic(topic, cap_records=4)
     assert gaps(api, topic) == []
     api.write(topic, *range(6))
@@ -72,7 +72,7 @@ def test_page_by_page_and_from_a_time(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["x", "eyJhZnRlciI6IngifQ", "eyJhZnRlciI6Ii0xIn0", "%00"])
-def test_cursor_of_another_topic(api: Api, topic: str, cursor: str) -> None:
+def test_foreign_cursor_is_refused(api: Api, topic: str, cursor: str) -> None:
     api.write(topic, 1)
     expect_error(api.get(topic_path(topic, f"/gaps?cursor={cursor}")), 400, "invalid_request")
 

@@ -81,7 +81,7 @@ def test_of_many_that_expect_the_same_one_wins(server: Server, api: Api, ten_rec
     assert sorted(statuses) == [200] + [409] * 5
 
 
-def test_fetch_is_a_diff_after_the_group_position(api: Api, ten_records: str) -> None:
+def test_fetch_is_a_diff_after_the_position(api: Api, ten_records: str) -> None:
     commit(api, ten_records, 7)
     found = expect_success(api.post(at(ten_records, rest="/fetch"), {"limit": 2, "from_seq": 1}))
     plain = api.diff(ten_records, from_seq=7, limit=2)
@@ -279,7 +279,7 @@ def test_a_commit_survives_a_kill(tmp_path: Path) -> None:
             assert (found["position"], found["hold_bytes"], found["lag"]["records"]) == (3, 77, 2)
 
 
-def test_lag_is_among_the_metrics(api: Api, ten_records: str) -> None:
+def test_lag_is_a_metric(api: Api, ten_records: str) -> None:
     commit(api, ten_records, 8)
     text = api.get("/v0/metrics").body.decode()
     assert f'tidelog_group_lag_records{{group="g",topic="{ten_records}"}} 2\n' in text

@@ -414,7 +414,7 @@ def test_refused_requests_give_their_place_back(keyed_server: Server) -> None:
         assert expect_success(api.try_write(topic, {"data": 1}), 201)["count"] == 1
 
 
-def test_without_keys_nothing_is_counted_by_key(few_streams_server: Server) -> None:
+def test_without_keys_no_request_is_counted_by_key(few_streams_server: Server) -> None:
     """§1.12: caps by key are inert in dev mode."""
     topic = f"t{next(_numbers)}"
     with few_streams_server.client() as api:

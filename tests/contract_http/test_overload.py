@@ -200,14 +200,14 @@ def test_each_writer_finds_its_records_in_its_order(flood: Flood) -> None:
         assert turns, "nobody was shut out for good"
 
 
-def test_write_without_backpressure_waits_and_reports_how_long(flood: Flood) -> None:
+def test_write_without_backpressure_waits_and_reports_the_time(flood: Flood) -> None:
     """§2.5 disable_backpressure, §1.9 throttle_wait_ms."""
     insisting = [writer for writer in flood.writers if writer.insists]
     assert [writer.refused for writer in insisting] == [[]] * len(insisting)
     assert max(wait for writer in insisting for wait in writer.waits_ms) > 0.0
 
 
-def test_metrics_count_it(flood: Flood) -> None:
+def test_metrics_show_the_overload(flood: Flood) -> None:
     assert flood.peak["pressure"] > 0.6, "deferral lasts until it is below that"
     assert flood.peak["deferred_topics"] == 1
 

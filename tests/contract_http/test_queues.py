@@ -277,7 +277,7 @@ def test_times_of_settling_are_strict(api: QueueApi, queue: str, verb: str, body
     assert api.ack(queue, 1)["acked"] == 1
 
 
-def test_lease_id_fences_off_a_late_worker(api: QueueApi, queue: str) -> None:
+def test_token_rejects_a_late_holder(api: QueueApi, queue: str) -> None:
     """§3.11: another lease's token is skipped; `""` is no token; an empty array matches by node alone."""
     old = api.claim(queue)[0]["lease_id"]
     api.nack(queue, 1)
@@ -565,7 +565,7 @@ def test_each_of_a_window_keeps_its_own_lease(api: QueueApi, server: Server, top
     assert sorted(run_together([lambda: claim(10_000), lambda: claim(50_000)])) == [1, 5]
 
 
-def test_opener_that_leaves_a_claim_window_strands_no_waiter(api: QueueApi, server: Server, topic: str) -> None:
+def test_claimer_that_leaves_its_window_strands_no_other(api: QueueApi, server: Server, topic: str) -> None:
     """D2: the others get their share, and all of it."""
     api.make_queue(topic, claim_jitter_ms=300, lease_ms=LONG_MS)
     api.write(topic, *range(6))

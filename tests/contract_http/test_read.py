@@ -71,7 +71,7 @@ def test_an_empty_topic_and_the_head_read_as_caught_up(api: Api, topic: str) -> 
     assert (at_head["lag"], at_head["tombstone"]) == (0, None)
 
 
-def test_reading_on_after_the_cursor(api: Api, topic: str) -> None:
+def test_read_continues_after_the_cursor(api: Api, topic: str) -> None:
     """§2.6: `lag` and `caught_up` by the cursor."""
     api.write(topic, *range(5))
     at, told = 0, []
@@ -193,7 +193,7 @@ def test_a_topic_may_turn_the_filter_off(api: Api, topic: str) -> None:
 # ── gaps ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_evicted_records_are_reported(api: Api, topic: str) -> None:
+def test_records_evicted_by_a_cap_are_a_gap(api: Api, topic: str) -> None:
     """§3.4: also to who reads from 0; the records resume at the earliest one."""
     api.create_topic(topic, cap_records=3)
     for number in range(6):
@@ -210,7 +210,7 @@ def test_evicted_records_are_reported(api: Api, topic: str) -> None:
     assert limited["tombstone"] is not None
 
 
-def test_expired_records_are_reported(api: Api, topic: str) -> None:
+def test_expired_records_are_a_gap(api: Api, topic: str) -> None:
     """§3.4, C: the values of a ttl tombstone."""
     api.create_topic(topic, ttl_ms=60)
     api.write(topic, 1, 2)

@@ -177,7 +177,7 @@ def test_a_stop_keeps_what_was_acknowledged_under_load(server: Server) -> None:
 # ── how it goes ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_streams_and_sockets_are_notified_and_the_process_exits_with_0(server: Server) -> None:
+def test_shutdown_notifies_streams_and_sockets_and_exits_with_0(server: Server) -> None:
     """§1.2, §3.8, §3.9, C: the shutdown frame, the clean end, in well under 5 s; idle connections hold up nothing."""
     host, port = server.address
     with server.client() as api, server.client() as idle:
@@ -372,7 +372,7 @@ def test_losses_keep_their_reasons_over_a_kill(server: Server) -> None:
 # ── readiness ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_client_that_finds_the_port_is_served(tmp_path: Path) -> None:
+def test_client_is_served_as_soon_as_the_port_is_open(tmp_path: Path) -> None:
     """§2.12: data routes are not gated on readiness: a start that takes a moment is waited for."""
     server = Server(tmp_path)
     for number in range(1, 4):

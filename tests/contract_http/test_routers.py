@@ -92,7 +92,7 @@ def test_options_are_replaced_and_what_was_passed_on_stays(api: Api, name: Name)
         (["tag", "Glob", "*"], ["tag", "Glob", "*"]),
     ],
 )
-def test_filter_is_encoded_in_one_form(api: Api, name: Name, given: object, echoed: object) -> None:
+def test_filter_is_returned_in_one_form(api: Api, name: Name, given: object, echoed: object) -> None:
     """§2.8, §2.7: the grammar of a match; the answer always has three parts."""
     r = name("r")
     assert made(api, r, name("a"), name("b"), filter=given)["filter"] == echoed
@@ -310,7 +310,7 @@ def test_what_was_deleted_at_the_source_stays_at_the_dest(api: Api, name: Name) 
     assert datas(api, b) == [1, 2]
 
 
-def test_full_dest_delays_forwarding_and_nothing_is_lost(api: Api, name: Name) -> None:
+def test_full_dest_delays_its_source_and_nothing_is_lost(api: Api, name: Name) -> None:
     """§3.6: 4 records into a cap of 2 are 2, and the rest when there is room."""
     a, b, r = name("a"), name("b"), name("r")
     api.create_topic(b, cap_records=2, discard="reject")
@@ -323,7 +323,7 @@ def test_full_dest_delays_forwarding_and_nothing_is_lost(api: Api, name: Name) -
     assert total(api, r) == 4
 
 
-def test_exactly_once_names_the_origin_of_a_copy(api: Api, name: Name) -> None:
+def test_exactly_once_records_the_origin_of_a_copy(api: Api, name: Name) -> None:
     """§3.6: beside what meta there is, and instead of it where it has no room."""
     a, b, r = name("a"), name("b"), name("r")
     made(api, r, a, b, guarantee="exactly_once")
@@ -441,7 +441,7 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_scopes_and_prefixes_restrict_routers(keyed_server: Server) -> None:
+def test_routers_need_scopes_and_prefixes(keyed_server: Server) -> None:
     """§1.3, §1.5: name, source and dest; of a body with the name, of the path without; lists are filtered."""
     with (
         keyed_server.client("root") as root,

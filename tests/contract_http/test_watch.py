@@ -245,7 +245,7 @@ def test_each_burst_is_followed_by_its_level(api: Api, server: Server, topic: st
         assert stream.is_quiet(0.05)
 
 
-def test_append_is_notified_at_once(api: Api, server: Server, topic: str) -> None:
+def test_append_is_pushed_at_once(api: Api, server: Server, topic: str) -> None:
     """§1.1: flushed after each frame; not with the next heartbeat."""
     api.create_topic(topic)
     with opened(server, api, {topic: {}}) as stream:
@@ -377,7 +377,7 @@ def test_records_of_a_node_are_left_out_and_the_cursor_passes_them(api: Api, ser
 # ── gaps ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_expired_cursor_is_reported_on_connect(api: Api, server: Server, topic: str) -> None:
+def test_cursor_that_is_too_old_gets_a_tombstone_on_connect(api: Api, server: Server, topic: str) -> None:
     """§3.8: `from_seq_too_old` on the first read of a connection; the id is at `gap_to`."""
     api.create_topic(topic, cap_records=3)
     api.write(topic, *range(6))
@@ -397,7 +397,7 @@ def test_expired_cursor_is_reported_on_connect(api: Api, server: Server, topic: 
         assert level.id == {topic: 6}
 
 
-def test_loss_while_reading_is_reported_with_its_reason(api: Api, server: Server, topic: str) -> None:
+def test_loss_during_a_stream_is_sent_with_its_reason(api: Api, server: Server, topic: str) -> None:
     """§3.8: on later reads of a connection."""
     api.create_topic(topic, cap_records=2)
     api.write(topic, 1)
@@ -432,7 +432,7 @@ def test_a_deleted_beginning_is_silent(api: Api, server: Server, topic: str) -> 
         assert stream.expect("caught-up")[0].id == {topic: 3}
 
 
-def test_cursor_of_another_epoch_is_reported(api: Api, server: Server, topic: str) -> None:
+def test_cursor_of_an_earlier_epoch_is_reported(api: Api, server: Server, topic: str) -> None:
     """§3.4, D10: `recreated` is not masked; the records come from the beginning."""
     api.write(topic, 1, 2)
     with opened(server, api, {topic: {"from_seq": 50}}) as stream:
@@ -445,7 +445,7 @@ def test_cursor_of_another_epoch_is_reported(api: Api, server: Server, topic: st
 # ── the end of a topic ────────────────────────────────────────────────────────────────────────
 
 
-def test_end_of_a_topic_is_announced_at_once_and_the_others_continue(api: Api, server: Server, name: Name) -> None:
+def test_dropped_topic_is_reported_at_once_and_the_others_continue(api: Api, server: Server, name: Name) -> None:
     """§3.8, D4: promptly, once; a topic of the same name is another one."""
     a, b = name("a"), name("b")
     api.write(a, 1)
@@ -480,7 +480,7 @@ def test_a_topic_that_went_before_the_stream_began(api: Api, server: Server, nam
         assert (gone.data["topic"], level.data["topic"]) == (a, b)
 
 
-def test_connection_serves_again_after_a_stream_ended(api: Api, server: Server, topic: str) -> None:
+def test_connection_is_reusable_after_a_stream(api: Api, server: Server, topic: str) -> None:
     """§1.1: the last chunk, and then the next request."""
     target = api.watch({topic: {}}, "?lenient=true")["stream_url"]
     with server.client() as client:

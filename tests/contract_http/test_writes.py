@@ -85,7 +85,7 @@ def test_a_batch_has_one_time_and_time_never_goes_back(api: Api, topic: str) -> 
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_write_response_has_its_durability_class(api: Api, topic: str, durability: str) -> None:
+def test_performance_of_a_write_shows_its_class(api: Api, topic: str, durability: str) -> None:
     """§1.9, §4: `fsync_ms` is above 0 for fsync alone, and exactly 0.0 for the others."""
     api.create_topic(topic, durability=durability)
     for _ in range(3):
@@ -434,7 +434,7 @@ def test_many_writes_with_one_key_are_one(api: Api, server: Server, topic: str) 
     assert api.state(topic)["count"] == 2
 
 
-def test_write_with_a_used_key_reports_no_creation(server: Server, name: Name) -> None:
+def test_write_that_finds_its_key_used_has_not_created_the_topic(server: Server, name: Name) -> None:
     """§1.11: a hit is 200 and `created: false`. Method: one key for a topic that is not there, until somebody must have
     overtaken the one who made it."""
 

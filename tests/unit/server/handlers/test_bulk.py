@@ -111,7 +111,7 @@ def test_lines_are_the_records_of_a_diff_and_the_last_one_says_that_they_are_all
     run_scenario(scenario)
 
 
-def test_arrow_is_the_engines_table_with_gaps_in_both_metadata() -> None:
+def test_arrow_is_the_table_of_the_engine_with_gaps_at_both_ends() -> None:
     """The schema comes first, so what is known only at the end stands in the metadata of a last batch without rows."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -467,7 +467,7 @@ def test_reading_is_whole_amid_writes_deletes_and_checkpoints(tmp_path: Path) ->
     run_with_engine(scenario, tmp_path, segment_events_max=97)
 
 
-def test_reader_overtaken_by_eviction_gets_the_seq_to_continue_from() -> None:
+def test_reader_overtaken_by_eviction_gets_the_next_seq() -> None:
     """G70: the stream ends before the loss, and the next one tells of the gap."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -723,7 +723,7 @@ def test_a_topic_is_made_only_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 241])
-def test_key_too_long_for_a_number_is_refused_at_once(key: str) -> None:
+def test_key_too_long_for_a_batch_number_is_refused_at_once(key: str) -> None:
     async def scenario(world: ServerHarness) -> None:
         status, said = await post(world, "/v0/topics/a", [b'{"data":1}\n'], idempotency_key=key)
         assert (status, said["error"]["code"]) == (400, "invalid_request")
@@ -732,7 +732,7 @@ def test_key_too_long_for_a_number_is_refused_at_once(key: str) -> None:
     run_scenario(scenario)
 
 
-def test_full_topic_stops_the_stream_and_reports_what_was_written() -> None:
+def test_full_topic_stops_the_stream_and_reports_written_records() -> None:
     """G12."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -870,7 +870,7 @@ def test_a_peer_that_leaves_holds_nothing_and_what_was_staged_is_whole() -> None
 
 
 @pytest.mark.parametrize("commit", ["loop", "beside"])
-def test_megabytes_are_committed_in_order_by_any_committer(commit: str, tmp_path: Path) -> None:
+def test_megabytes_are_committed_in_order_in_every_mode(commit: str, tmp_path: Path) -> None:
     """G8, G14: several batches are under way at a time, and their order is the stream's."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -911,7 +911,7 @@ def test_writers_of_streams_and_plain_ones_share_a_topic(tmp_path: Path) -> None
     run_with_engine(scenario, tmp_path, batch_records_max=100)
 
 
-def test_error_reports_exactly_what_failed_and_what_was_written_after() -> None:
+def test_error_reports_batches_written_after_the_failed_one() -> None:
     """G7, G19. Method: the second batch of six meets a full disk, two behind it were staged by then and do not."""
 
     async def scenario(world: ServerHarness) -> None:

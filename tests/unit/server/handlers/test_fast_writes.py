@@ -209,7 +209,7 @@ def test_heads_that_are_not_for_it() -> None:
     run_scenario(scenario)
 
 
-def test_failure_of_a_commit_is_raised_to_every_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_batch_fails_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         way = express(world)

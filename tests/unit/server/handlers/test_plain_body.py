@@ -52,7 +52,7 @@ def test_whatever_json_says_both_store_the_same(records: list[Any], compact: boo
 
 
 @given(st.binary(max_size=12) | st.text('{}[]",:\\ntrue0-.1eé \t', max_size=16).map(str.encode))
-def test_compiled_parser_accepts_no_more_than_the_python_one(data: bytes) -> None:
+def test_native_parser_takes_no_text_that_python_refuses(data: bytes) -> None:
     body = body_of(data)
     found = _native.parse_plain_body(body, MOST)
     if found is not None and outcome(body, compiled=True) is not None:
@@ -83,7 +83,7 @@ def test_what_is_written_as_it_is_stored_the_kernel_takes(data: bytes) -> None:
     "data",
     [b" 1", b"1e3", b'"\\u0041"', b'"\\/"', b'{"a": 1}', b"[" * 40 + b"]" * 40, b"01", b"+1", b".5", b"-"],
 )
-def test_other_input_is_left_to_the_python_implementation(data: bytes) -> None:
+def test_other_bodies_are_left_to_the_python_parser(data: bytes) -> None:
     assert _native.parse_plain_body(body_of(data), MOST) is None
 
 

@@ -39,7 +39,7 @@ def test_a_time_becomes_a_seq_and_the_cursor_before_it() -> None:
     run_scenario(scenario)
 
 
-def test_seek_counts_as_no_read() -> None:
+def test_seek_does_not_count_as_a_read() -> None:
     async def scenario(world: ServerHarness) -> None:
         filled(world)
         await world.ask("POST", "/v0/topics/a/seek", {"ts": 0})

@@ -24,7 +24,7 @@ def filled(world: ServerHarness, count: int = 10, **config: Any) -> Topic:
     return topic
 
 
-def test_manifest_lists_segment_files_and_the_start_of_the_tail() -> None:
+def test_listing_names_files_and_the_start_of_the_tail() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = filled(world)
         empty = (await get(world, "/v0/topics/a/segments")).json
@@ -81,7 +81,7 @@ def test_each_file_has_the_length_and_the_sum_of_the_manifest() -> None:
     run_scenario_with(scenario, **SMALL)
 
 
-def test_without_sums_only_cached_ones_are_listed() -> None:
+def test_without_sums_only_known_checksums_are_listed() -> None:
     """Sums read every byte of every file: whoever only plans can do without."""
 
     async def scenario(world: ServerHarness) -> None:

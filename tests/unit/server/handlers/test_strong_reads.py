@@ -40,7 +40,7 @@ def sent(tap: FakeSink) -> set[int]:
 
 
 @pytest.mark.parametrize("by", ["session", "topic"])
-def test_events_have_durable_records_only(by: str, lost_sync: Lost) -> None:
+def test_strong_events_have_durable_records_only(by: str, lost_sync: Lost) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", durability="disk", **({"consistency": "strong"} if by == "topic" else {}))
         topic.append("reserves")
@@ -75,7 +75,7 @@ def test_eventual_events_are_sent_before_the_sync(lost_sync: Lost) -> None:
 
 
 @pytest.mark.parametrize("by", ["command", "topic"])
-def test_messages_of_a_socket_have_durable_records_only(by: str, lost_sync: Lost) -> None:
+def test_strong_websocket_messages_have_durable_records_only(by: str, lost_sync: Lost) -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", durability="disk", **({"consistency": "strong"} if by == "topic" else {}))
         topic.append("reserves")

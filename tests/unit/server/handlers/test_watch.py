@@ -30,7 +30,7 @@ def code(body: Any) -> str:
 # POST /v0/watch -------------------------------------------------------------------------------------------
 
 
-def test_session_returns_its_id_and_positions() -> None:
+def test_session_has_its_id_and_the_positions_of_its_topics() -> None:
     """Contract 2.9 [T]."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -254,7 +254,7 @@ def test_the_head_of_a_stream() -> None:
         ("text/*", False),
     ],
 )
-def test_client_that_does_not_accept_events_gets_406_first(accept: str | None, ok: bool) -> None:
+def test_client_that_does_not_accept_events_is_refused_first(accept: str | None, ok: bool) -> None:
     async def scenario(world: ServerHarness) -> None:
         headers = {} if accept is None else {"accept": accept}
         status, said = await world.ask("GET", "/v0/watch/wid_none", headers=headers)
@@ -310,7 +310,7 @@ def test_without_keys_the_id_alone_opens_a_session() -> None:
     run_scenario(scenario)
 
 
-def test_idle_session_is_not_found_after_collection() -> None:
+def test_expired_session_is_not_found_after_collection() -> None:
     """Contract 3.7, B26."""
 
     async def scenario(world: ServerHarness) -> None:

@@ -571,7 +571,7 @@ def test_records_that_cannot_be_read_end_a_subscription_and_not_the_socket(monke
     run_scenario(scenario)
 
 
-def test_socket_without_subscriptions_gets_the_shutdown_error_too() -> None:
+def test_socket_without_subscriptions_is_closed_at_shutdown_too() -> None:
     async def scenario(world: ServerHarness) -> None:
         line = FakeWebSocket()
         async with await world.connect(line) as running:
@@ -784,7 +784,7 @@ def test_a_commit_that_fails_is_an_error_of_its_command(monkeypatch: pytest.Monk
     run_scenario(scenario)
 
 
-def test_write_after_an_expiry_waits_for_it_off_the_loop() -> None:
+def test_write_after_an_expiry_waits_in_a_thread() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", ttl_ms=1000)
         topic.append([1])
@@ -815,7 +815,7 @@ def test_who_left_before_its_ack_has_written_all_the_same() -> None:
 # Slow peers -----------------------------------------------------------------------------------------------
 
 
-def test_stalled_client_is_warned_and_then_closed() -> None:
+def test_peer_that_reads_nothing_is_warned_and_then_closed() -> None:
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
         line, other = FakeWebSocket(), FakeWebSocket()

@@ -121,7 +121,7 @@ def test_a_window_is_as_long_as_it_says_from_its_first_claimer_on() -> None:
     play(scenario)
 
 
-def test_leaving_a_claim_window_leaves_no_waiter() -> None:
+def test_client_that_leaves_a_window_leaves_no_other_waiting() -> None:
     """D2: the first of three goes, then the last; the one in between gets all there is, at the window's end."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -275,7 +275,7 @@ def test_heartbeats_come_when_nothing_else_did() -> None:
     play(scenario)
 
 
-def test_stalled_worker_is_warned_and_disconnected_and_its_jobs_are_released() -> None:
+def test_peer_that_reads_nothing_is_disconnected_and_its_jobs_are_released() -> None:
     """What it has leased and not taken is bounded, however many it may hold."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -443,7 +443,7 @@ def test_what_a_worker_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyte
     play(scenario)
 
 
-def test_changes_during_a_claim_round_are_handled_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_during_a_claim_round_are_handled_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that comes meanwhile finds the jobs that were there all the time, without another ring."""
 
     async def scenario(world: ServerHarness) -> None:
@@ -462,7 +462,7 @@ def test_changes_during_a_claim_round_are_handled_after_it(monkeypatch: pytest.M
     play(scenario)
 
 
-def test_failing_claim_round_fails_every_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_claim_round_fails_every_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
         queue = queue_of(world)
         queue.put([1, 2, 3])
@@ -488,7 +488,7 @@ def test_failing_claim_round_fails_every_waiter(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_unclaimable_jobs_are_not_polled(monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+def test_jobs_that_cannot_be_claimed_are_not_polled(monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
     """Their dead-letter topic is full: a worker that has room tries again, a few times a second."""
     passes = Passes(monkeypatch)
 
@@ -551,7 +551,7 @@ def test_an_ack_is_answered_when_it_is_durable_and_not_before() -> None:
     play(scenario)
 
 
-def test_claim_served_at_once_needs_no_waiter() -> None:
+def test_immediate_claim_needs_no_claim_queue() -> None:
     async def scenario(world: ServerHarness) -> None:
         queue_of(world).put([1, 2])
         assert await claim(world) == [1]
