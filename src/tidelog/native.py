@@ -8,7 +8,10 @@ in `_pure_python`; see docs/decisions/0012-a-compiled-kernel.md for what they ga
 
 from __future__ import annotations
 
+import logging
 import os
+from importlib.util import find_spec
+from typing import Final
 
 from tidelog._pure_python import slice_values as slice_values  # has no compiled implementation
 
@@ -31,9 +34,12 @@ __all__ = (
     "value_lengths",
 )
 
+SETTING: Final = "TIDELOG_KERNEL"
+_IS_WANTED: Final = os.environ.get(SETTING, "1").strip().lower() not in ("", "0", "false")
+
 try:
-    if os.environ.get("TIDELOG_KERNEL", "1").strip().lower() in ("", "0", "false"):
-        raise ImportError("switched off by TIDELOG_KERNEL")
+    if not _IS_WANTED:
+        raise ImportError(f"switched off by {SETTING}")
     from tidelog._native import LAYOUT as LAYOUT
     from tidelog._native import (
         all_bytes,
@@ -53,7 +59,11 @@ try:
         split_by_size,
         value_lengths,
     )
-except ImportError:
+except ImportError as error:
+    if _IS_WANTED and find_spec("tidelog._native") is not None:
+        logging.getLogger("tidelog").warning(
+            "the compiled module cannot be used (%s): Python serves, which is slower; install tidelog again", error
+        )
     from tidelog._pure_python import LAYOUT as LAYOUT
     from tidelog._pure_python import (
         all_bytes,

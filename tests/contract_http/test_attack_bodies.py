@@ -23,7 +23,7 @@ import pytest
 from tests.contract_http.api import Api, topic_path
 from tests.contract_http.client import Client, RawConnection, Reply
 from tests.contract_http.server import Server
-from tests.contract_http.test_batches import ARROW, body, fields_of, chunk_name
+from tests.contract_http.test_batches import ARROW, body, chunk_name, fields_of
 
 NDJSON: Final = ("Content-Type", "application/x-ndjson")
 GROWTH_BYTES: Final = 640 << 20

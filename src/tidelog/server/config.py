@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from tidelog.decompression import FREE_BYTES_DEFAULT, RATIO_DEFAULT, ExpansionLimit
 from tidelog.disk.posix import FILE_MODE_SETTING
 from tidelog.errors import BadInput
+from tidelog.native import SETTING as NATIVE_SETTING
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -155,9 +156,6 @@ class ServerConfig:
     commit: CommitMode = "beside"
     """Where fsyncs run: beside the event loop in threads of their own, or on it, where every request waits for them."""
 
-    kernel: bool = True
-    """Use compiled code where it was built. 0: use Python, which gives the same bytes."""
-
     drain_ms: int = 10_000
     """How long a stop waits for requests in flight."""
 
@@ -209,7 +207,7 @@ def config_from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerCon
 
 def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """Return the environment variables that look like settings and are none."""
-    known = {FILE_MODE_SETTING, *(_ENV_PREFIX + name.upper() for name in _SETTING_TYPES)}
+    known = {FILE_MODE_SETTING, NATIVE_SETTING, *(_ENV_PREFIX + name.upper() for name in _SETTING_TYPES)}
     return sorted(name for name in environ if name.startswith(_ENV_PREFIX) and name not in known)
 
 
