@@ -59,7 +59,7 @@ def test_a_second_writer_is_refused_in_one_line_that_says_what_to_do(
         assert (out, err) == (
             "",
             f"tidelog: d is being written by another process (pid {pid}); nothing was changed, stop it first, or only "
-            "look: tidelog topic ls, show, read, follow and tidelog check work beside it\n",
+            "read: tidelog topic ls, show, read, follow and tidelog check work beside it\n",
         )
         assert {path: path.read_bytes() for path in Path("d").rglob("*") if path.is_file()} == before
         monkeypatch.setattr("tidelog.cli.target.read_file", lambda *_: b"somebody")
