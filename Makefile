@@ -7,6 +7,8 @@ RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 # How long `make soak` runs.
 MINUTES ?= 30
+# The interpreters of `make matrix`; those that are not installed are skipped with a message.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 # An activated environment or a stray path of the caller's shell must not decide which packages we see.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -15,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint crash asan soak mutate bench format clean
+.PHONY: help setup demo test check matrix lint crash asan soak mutate bench format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +44,13 @@ check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
 	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep and not cluster" --ignore=tests/test_tidy.py
 
+matrix: ## `make check` with every supported Python that is installed, each in an environment of its own
+	@for python in $(PYTHONS); do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "== $$python"; $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$$python check || exit 1; \
+	  else echo "== $$python is not installed: skipped"; fi; \
+	done
+
 lint: $(READY) ## ruff and mypy --strict
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
@@ -67,6 +76,6 @@ format: $(READY) ## rewrite the code the way `make check` wants it
 	@$(RUN) -m ruff format
 
 clean: ## remove what these targets made, .venv included; benchmark results stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-data
+	rm -rf $(VENV) .venv-python3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-data
 	rm -f src/tidelog/_native.*.so src/tidelog/http/_fast_path.*.so
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
