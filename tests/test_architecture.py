@@ -19,6 +19,7 @@ FILES_MAX = {
     "Claim and ack": 9,
     "Spark read and export": 10,
     "Channel publish": 9,
+    "Open after a crash": 6,
 }
 
 
@@ -66,6 +67,23 @@ def walk_complaints(title: str, steps: list[Step], sources: dict[str, str]) -> I
         yield f"{title}: {len(files)} files, at most {FILES_MAX[title]}"
     if f"### {title} ({len(files)} files)" not in read(PAGE):
         yield f"{title}: the page does not say that it is {len(files)} files"
+
+
+def rules(text: str) -> list[Step]:
+    """The rows of the table "Where a rule is decided"."""
+    section = text.partition("\n## Where a rule is decided\n")[2].partition("\n## ")[0]
+    return [Step(*found) for found in re.findall(r"`([\w/.]+\.py)`: `([\w.]+)`", section)]
+
+
+def test_rules_are_where_the_page_says() -> None:
+    sources = dict(modules())
+    found = rules(read(PAGE))
+    assert len(found) >= 15
+    none(
+        f"{module} has no {name}"
+        for module, name in found
+        if name not in definitions(sources.get(module, "")) and f"\n{name}: " not in sources.get(module, "")
+    )
 
 
 def test_every_walk_is_there() -> None:

@@ -15,7 +15,7 @@ Bytes into tasks: everything to be read is concatenated and cut at equal distanc
 
 So one topic with one writer fills every core as evenly as many topics do, and rows stay in order inside a task.
 How many tasks: what `splitBytes` asks for, and no fewer than `minPartitions`; by default no fewer than
-processors either, unless a task would have less than `LEAST_BYTES` to read.
+processors either, unless a task would have less than `MIN_TASK_BYTES` to read.
 """
 
 from __future__ import annotations
