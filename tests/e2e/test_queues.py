@@ -153,7 +153,7 @@ def test_a_worker_that_can_not_work_says_so(shell: Shell) -> None:
     for words, said in (
         (("jobs", "--once", "--", "no-such-command"), "cannot be run"),
         (("nowhere", "--once", "--", "true"), "there is no topic 'nowhere'"),
-        (("jobs", "--once"), "stands behind --"),
+        (("jobs", "--once"), "comes after --"),
     ):
         code, out, err = shell("worker", *words)
         assert (code, out) == (2, "")

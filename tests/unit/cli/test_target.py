@@ -109,7 +109,7 @@ def test_where_there_are_no_topics_nothing_is_made(
 def test_a_write_does_not_mix_topics_into_what_is_something_else(capsys: pytest.CaptureFixture[str]) -> None:
     SegmentedLog.open("d").close()
     assert main(["topic", "write", "d", "t"]) == 2
-    assert "it belongs to something else" in capsys.readouterr().err
+    assert "it belongs to another program" in capsys.readouterr().err
     with pytest.raises(NotFound, match="use tidelog log"):
         check_holds_topics("d")
     Path("f").touch()

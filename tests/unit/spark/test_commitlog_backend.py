@@ -97,5 +97,5 @@ def test_another_codec_than_wrote_it_is_refused(tmp_path: Path) -> None:
         read({"path": str(tmp_path / "events"), "codec": "rustlog"})
     with pytest.raises(NotFound, match="there is no log at"):
         read({"path": str(tmp_path / "none"), "codec": "rustlog"})
-    with pytest.raises(Error, match="belongs to something else"):
+    with pytest.raises(Error, match="belongs to another program"):
         read({"path": str(tmp_path / "events"), "subscribe": "events"})

@@ -442,7 +442,7 @@ def test_rows_that_are_no_records(env: SinkEnv) -> None:
 
 def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(BadInput, match="it belongs to something else"):
+    with pytest.raises(BadInput, match="it belongs to another program"):
         writer({"path": str(tmp_path), "topic": "copy"}, batch_of().schema)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
