@@ -131,7 +131,7 @@ ATTACKS: Final[dict[str, Callable[[], bytes]]] = {
     "two million empty records": offsets_alone,
     "zeros, many times (zstd)": lambda: zeros("zstd", times=40),
     "zeros, many times (lz4)": lambda: zeros("lz4", times=40),
-    "zeros in one batch": lambda: arrow(pa.record_batch({"data": pa.array([b"\0" * MIB] * 200)}), 1, "zstd"),
+    "zeros in one batch": lambda: arrow(pa.record_batch({"data": pa.array([b"\0" * MIB] * 80)}), 1, "zstd"),
     "zeros in tags": lambda: zeros("zstd", "tag", times=40),
 }
 
