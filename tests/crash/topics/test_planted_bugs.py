@@ -219,8 +219,10 @@ def a_topic_made_again_gets_the_old_id(patch: Patch) -> None:
 def caps_are_counted_in_seqs(patch: Patch) -> None:
     real = TopicIndex.floor_for_caps
 
-    def over(self: TopicIndex, cap_records: int, cap_bytes: int) -> int:
-        return max(self.head - cap_records + 1, 0) if cap_records else real(self, cap_records, cap_bytes)
+    def over(self: TopicIndex, cap_records: int, cap_bytes: int, head: int | None = None) -> int:
+        if not cap_records:
+            return real(self, cap_records, cap_bytes, head)
+        return max((self.head if head is None else min(head, self.head)) - cap_records + 1, 0)
 
     patch.setattr(TopicIndex, "floor_for_caps", over)
 

@@ -53,7 +53,7 @@ def a_commit_waits_for_no_sync(patch: Patch) -> None:
 
 
 def replay_knows_no_groups(patch: Patch) -> None:
-    patch.setattr(recovery, "groups", SimpleNamespace(apply=lambda *_: None))
+    patch.setattr(recovery, "groups", SimpleNamespace(apply_cursor=lambda *_: None))
 
 
 def what_is_deleted_comes_back(patch: Patch) -> None:
@@ -61,7 +61,7 @@ def what_is_deleted_comes_back(patch: Patch) -> None:
         if not body.gone:
             groups.apply_cursor(core, body, ts_ms)
 
-    patch.setattr(recovery, "groups", SimpleNamespace(apply=apply))
+    patch.setattr(recovery, "groups", SimpleNamespace(apply_cursor=apply))
 
 
 def a_cursor_never_goes_back_in_replay(patch: Patch) -> None:
@@ -69,7 +69,7 @@ def a_cursor_never_goes_back_in_replay(patch: Patch) -> None:
         if body.gone or body.group not in core.groups or body.seq >= core.groups[body.group].seq:
             groups.apply_cursor(core, body, ts_ms)
 
-    patch.setattr(recovery, "groups", SimpleNamespace(apply=apply))
+    patch.setattr(recovery, "groups", SimpleNamespace(apply_cursor=apply))
 
 
 def a_commit_is_seen_before_it_is_written(patch: Patch) -> None:
@@ -93,10 +93,10 @@ def floors_of_held_topics_are_shown_before_they_are_durable(patch: Patch) -> Non
 def replay_works_out_what_a_hold_held(patch: Patch) -> None:
     real = TopicState.enforce_caps
 
-    def keep(self: TopicState) -> None:
+    def keep(self: TopicState, *args: Any) -> None:
         replaying, self.context.is_replaying = self.context.is_replaying, False
         guarded, self.had_retention_hold = self.had_retention_hold, self.had_retention_hold and not replaying
-        real(self)
+        real(self, *args)
         self.context.is_replaying, self.had_retention_hold = replaying, guarded
 
     patch.setattr(TopicState, "enforce_caps", keep)
@@ -116,7 +116,7 @@ def what_is_let_go_of_is_evicted_later(patch: Patch) -> None:
 
     def done(self: groups.CursorCommit, error: Error | None) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(TopicState, "enforce_caps", lambda _: None)
+            inner.setattr(TopicState, "enforce_caps", lambda *_: None)
             real(self, error)
 
     patch.setattr(groups.CursorCommit, "on_done", done)
@@ -126,7 +126,7 @@ def what_is_let_go_of_is_evicted_later(patch: Patch) -> None:
 
 
 def a_manifest_does_not_wait_for_rows(patch: Patch) -> None:
-    patch.setattr(gap_log.GapLog, "flush_durably", lambda _: None)
+    patch.setattr(gap_log.GapLog, "flush_durably", lambda *_: None)
 
 
 def entries_do_not_wait_for_their_removal(patch: Patch) -> None:
@@ -149,12 +149,12 @@ def deletes_have_no_number(patch: Patch) -> None:
 def deletes_are_matched_by_their_time(patch: Patch) -> None:
     real = gap_log._add_known
 
-    def record_count(told: Any, row: Any) -> None:
-        real(told, row)
+    def add_known(known: Any, row: Any) -> None:
+        real(known, row)
         if row.cause == "delete":
-            told.deleted.update((row.topic_id, number) for number in range(100))
+            known.deleted.update((row.topic_id, number) for number in range(100))
 
-    patch.setattr(gap_log, "_add_known", record_count)
+    patch.setattr(gap_log, "_add_known", add_known)
 
 
 def floors_in_frames_have_no_rows(patch: Patch) -> None:
