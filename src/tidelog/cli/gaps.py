@@ -25,9 +25,8 @@ def add(commands: Commands) -> None:
         gaps,
         "DIR",
         summary="what was removed, when, by whom and why",
-        description="Print the ledger of gaps, oldest first: one row for everything that was removed of a topic, also "
-        "of\n"
-        "one that was dropped since.\n"
+        description="Print the gap log, oldest first: one entry for everything that was removed of a topic,\n"
+        "also of one that was dropped since.\n"
         "  cap, ttl        lost to a cap or to age; readers get a gap\n"
         "  hold_exceeded   the same, past the hold of a consumer group\n"
         "  delete, drop    removed by a user\n"

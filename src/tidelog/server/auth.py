@@ -60,7 +60,7 @@ class Principal:
 
     @property
     def name(self) -> str | None:
-        """The name in the ledger: the beginning of the key's digest. None with authentication off."""
+        """The actor in the gap log: the beginning of the key's digest. None with authentication off."""
         return self.identity.hex()[:16] or None
 
     def has_scopes(self, scopes: frozenset[str]) -> bool:

@@ -261,7 +261,7 @@ def _end_of_snapshots(snapshots: Mapping[str, TopicSnapshot]) -> Positions:
 
 def _recreated_gap(backend: Backend, snapshot: TopicSnapshot, start: Position) -> TopicGap | None:
     """What a reader lost that stood at `start` of a topic that was dropped and made again: the seqs from there to the
-    last one that the old topic had, which the ledger knows. None: it had read all of them."""
+    last one that the old topic had, which the gap log has. None: it had read all of them."""
     last = backend.last_seq_before_drop(snapshot.topic, start.epoch)
     if last is not None and last < start.seq:
         return None

@@ -1,6 +1,6 @@
 """Topics themselves: create and configure, look at, list, drop.
 
-The ledger of gaps: what was removed of a topic, or of all that a key is for, and why.
+The gap log: what was removed of a topic, or of all that a key is for, and why.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Backend(Protocol):
         ...
 
     def last_seq_before_drop(self, topic: str, epoch: int) -> int | None:
-        """The last seq of a topic of this name and epoch when it was dropped; None: the ledger does not know it."""
+        """The last seq of a topic of this name and epoch when it was dropped; None: the gap log does not know it."""
         ...
 
     def read_tail_inline(self, topic: str, first: int, stop: int) -> InlineRecords | None:
