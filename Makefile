@@ -44,10 +44,12 @@ check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
 	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep and not cluster" --ignore=tests/test_tidy.py
 
+# A shim of pyenv finds an interpreter only where PYENV_VERSION or `pyenv global` names it.
+matrix: export PYENV_VERSION := $(shell pyenv versions --bare 2>/dev/null | paste -sd:)
 matrix: ## `make check` with every supported Python that is installed, each in an environment of its own
 	@for python in $(PYTHONS); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    echo "== $$python"; $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$$python check || exit 1; \
+	    echo "== $$python"; $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$${python##*/} check || exit 1; \
 	  else echo "== $$python is not installed: skipped"; fi; \
 	done
 

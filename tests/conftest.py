@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import resource
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-MEMORY_LIMIT_MIB: Final = 3_072
+MEMORY_LIMIT_MIB: Final = 1_280
 """A test process that ever has more than this fails the run. Processes that tests start do not count."""
 
 GROWTH_SHOWN_MIB: Final = 64
@@ -27,11 +31,33 @@ Peak = tuple[str, int, list[tuple[str, int]]]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MEMORY] = []
+    # Tests start hundreds of processes. Each one would compile the whole package again: 0.3 s.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    if not hasattr(config, "workerinput"):
+        _build_unicode_table()
     # A process that was started in the background ignores SIGINT, and its children inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     config.pluginmanager.register(MemoryOfWorkers(config) if starts_workers else MemoryOfTests(config), "memory")
+
+
+def _build_unicode_table() -> None:
+    """Let another process build Hypothesis's table of characters, which it keeps in a file. The first test that draws
+    text would build it otherwise, and take 200 MiB."""
+    if not Path(".hypothesis/unicode_data").exists():
+        draw = "from hypothesis import strategies; strategies.characters(codec='utf-8').validate()"
+        subprocess.run([sys.executable, "-c", draw], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drop_cached_values(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drop what cached functions of a test module keep, such as images of disks, once its tests have run."""
+    yield
+    for value in vars(request.module).values():
+        if getattr(value, "__module__", "").startswith("tests.") and hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 @pytest.fixture
@@ -88,6 +114,13 @@ def _memory_kib(field: str) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (10 if sys.platform == "darwin" else 0)
 
 
+def _return_free_memory() -> None:
+    """Let the allocator return what is free to the system, where it is glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class MemoryOfTests:
     """Measures the process that runs tests, which is a worker or the only one. Collects garbage after a test that let
     the process grow: a simulated disk is large and few objects, so what an abandoned engine and its disk hold together
@@ -106,6 +139,7 @@ class MemoryOfTests:
             self._grown[item.nodeid] += growth
         if _memory_kib("VmRSS") - self._resident_kib >> 10 >= GROWTH_COLLECTED_MIB:
             gc.collect()
+            _return_free_memory()
             self._resident_kib = _memory_kib("VmRSS")
         return result
 

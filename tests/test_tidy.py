@@ -8,6 +8,7 @@
     6  examples    the code and the commands in the docs run
     7  modules     each has a docstring
     8  privacy     nothing of the machine it was written on
+    9  waits       tests sleep and use mocks only where a table says why
 
 Each check is a function from text to complaints, so that the test beside it can plant a
 violation without touching a file: a check that cannot fail is worth nothing. A complaint
@@ -205,10 +206,10 @@ LAYERS: dict[str, set[str]] = {
     "commitlog": {*_STORAGE},
     "wal": {*_STORAGE},
     "engine": {"commitlog", "wal", *_STORAGE},
-    "channels": {"engine", "commitlog", *_STORAGE},
+    "channels": {"engine", "commitlog", "wal", *_STORAGE},
     "database": {"channels", "engine", *_STORAGE},
     "api_types": {*_LEAVES},
-    "client": {"api_types", "engine", *_STORAGE},  # of the disk the hooks of a fork, of the engine the text of JSON
+    "client": {"api_types", "database", "channels", "engine", *_STORAGE},  # results are those of the embedded classes
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
     "spark": {"client", "api_types", "database", "engine", "commitlog", *_STORAGE},
@@ -406,7 +407,6 @@ EXCUSES = (
     ),
     Excuse("engine/queues/", "a wait", "claimers wait for each other and for jobs, a worker for what it runs"),
     Excuse("engine/routing/manager.py", "a wait", "the thread that passes records on sleeps until there are some"),
-    Excuse("channels/channel_state.py", "a wait", "a publisher waits for its commit, which another may be at"),
     Excuse("channels/subscription.py", "a wait", "a subscriber waits for a message, and is woken by its publisher"),
     Excuse("channels/manager.py", "a wait", "who ends a channel waits until nobody reads or commits in it"),
     Excuse("channels/channel_state.py", "a wait", "it waits on the lock that it is given"),
@@ -1046,3 +1046,73 @@ def test_a_planted_machine_path_or_registry_is_caught(parts: tuple[str, str]) ->
 
 def test_paths_of_no_machine_pass() -> None:
     none(privacy_complaints("README.md", "$HOME/work ~/work /v0/queues/{name}/work /tmp/x /rootless /workers /home"))
+
+
+# 9. Waits of tests ----------------------------------------------------------------------------------
+
+_POLL = "the interval of a poll for what a thread or a peer makes true"
+
+# A file, or a folder with its slash: why its tests sleep. Mocks have no entry.
+SLEEPS = {
+    "tests/kit/waiting.py": _POLL,
+    "tests/mutation/runner.py": "the interval in which a test process is observed",
+    "tests/unit/http/harness.py": _POLL,
+    "tests/unit/server/": "the loop jumps over waits; in a test with a real loop it is the interval of a poll",
+    "tests/unit/server/test_write_pipeline.py": "an alarm must not act while work has only begun, which has no event",
+    "tests/contract_http/test_channel_load.py": _POLL,
+    "tests/contract_http/test_read.py": "varies the moment of an append inside a poll; no result depends on it",
+    "tests/contract_http/test_queues.py": "claims must arrive in this order, and the server does not report an arrival",
+    "tests/e2e/test_queues.py": "a signal must not end a process, which has no event; two signals at once are one",
+}
+_MOCKS = ("unittest.mock", "mock", "pytest_mock")
+
+
+def sleep_complaints(name: str, source: str) -> Iterator[str]:
+    if not re.search(r"sleep|mock", source):  # most files, which need not be parsed
+        return
+    excused = any(name == where or (where.endswith("/") and name.startswith(where)) for where in SLEEPS)
+    tree = ast.parse(source)
+    known = _Uses(tree)
+    for line, used in sorted(set(known.found)):
+        if within(used, _MOCKS):
+            yield f"{name}:{line}: {used}: use a fake that passes the contract suite of the real thing"
+        elif used == "time.sleep" and not excused:
+            yield f"{name}:{line}: time.sleep: use tests.kit.waiting.eventually, or say why in SLEEPS"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and known.name_of(node.func) == "asyncio.sleep" and not excused:
+            turn = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if not turn:
+                yield f"{name}:{node.lineno}: asyncio.sleep: wait for an event, or say why in SLEEPS"
+
+
+def test_tests_sleep_and_mock_only_where_the_table_says_why() -> None:
+    none(complaint for name, text in files("tests/", ".py") for complaint in sleep_complaints(name, text))
+
+
+def test_every_entry_of_the_table_of_sleeps_is_used() -> None:
+    unused = set(SLEEPS)
+    for name, text in files("tests/", ".py"):
+        if re.search(r"\b(?:time|asyncio)\.sleep\((?!0\))", text):
+            unused -= {where for where in SLEEPS if name == where or (where.endswith("/") and name.startswith(where))}
+    assert not unused
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.sleep(1)",
+        "from time import sleep as rest\nrest(1)",
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0.1)",
+        "from unittest import mock",
+        "from unittest.mock import MagicMock",
+        "import unittest.mock\nunittest.mock.patch('x')",
+        "import mock\nmock.patch('x')",
+    ],
+)
+def test_planted_sleep_or_mock_in_a_test_is_caught(source: str) -> None:
+    assert list(sleep_complaints("tests/unit/test_new.py", source))
+
+
+def test_turn_of_the_loop_is_no_sleep() -> None:
+    turn = "import asyncio\nasync def f():\n    await asyncio.sleep(0)"
+    assert not list(sleep_complaints("tests/unit/test_new.py", turn))

@@ -64,8 +64,8 @@ def _encode(size: int, said: str) -> list[dict[str, Any]]:
     small = size == 100
     join = ("b''.join of the same data", speeds["join"])
     return [
-        _row(f"encode Append a record, {said}", speeds["appends"], join, 1.5 if small else None),
-        _row(f"encode Append a record with node and tag, {said}", speeds["named"], join),
+        _row(f"encode Append frames one by one, {said}", speeds["appends"], join, 1.5 if small else None),
+        _row(f"encode Append frames one by one, with node and tag, {said}", speeds["named"], join),
         _row(f"encode AppendBatch, data only, {said}", speeds["batch"], join, 8.0 if small else None),
         _row(f"encode AppendBatch, a tag a record, {said}", speeds["tagged"], join),
         _row(f"encode AppendBatch from Arrow, {said}", speeds["arrow"], join),

@@ -143,7 +143,7 @@ def _processor_s(path: str, table: str, schema: str | None, sizes: Sizes) -> flo
         closing(table_formats.open_table(PosixDisk(), table, "parquet", write=True)) as into,
         closing(ExportJob(options, into, lambda _: columns.new_mapping(fields), work, sizes)) as job,
     ):
-        job.run_once()
+        job.run()
     return time.process_time() - start
 
 

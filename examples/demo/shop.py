@@ -186,7 +186,7 @@ def _process_mails(client: Client, clock: Clock) -> Throughput:
     """Jobs for workers, one of which claims some and is never heard of again: they come back when its lease ends."""
     queue, began_ms = RemoteQueue(client, "mails"), clock.monotonic_ms()
     for first in range(0, JOBS, BATCH):
-        queue.put([{"data": {"mail": number}} for number in range(first, first + BATCH)])
+        queue.put([{"mail": number} for number in range(first, first + BATCH)])
     lost = queue.claim("the one that dies", CLAIM)
     sent: list[int] = []
     lock = Lock()

@@ -6,7 +6,7 @@ an address is; the others refuse one where it is not supported, before a job has
     check_path        functions and commands that take a path: refuses every address, also `file:`
     local_directory   options of Spark, where `file:///path` is common: returns the path
     absolute_path     the same for arguments of jobs: tables, input files, staging, plots, topics to write
-    topics_address    topics to read: also a server or an object store
+    Location          topics of jobs and Spark: a directory, an object store, or a server with its API key
 
 A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -109,10 +110,36 @@ def absolute_path(text: str, what: str) -> str:
     return posixpath.abspath(local_directory(text, what))
 
 
-def topics_address(text: str, what: str) -> str:
-    """Return the address of topics to read: that of a server or an object store, or an absolute path."""
-    return text if scheme_of(text) not in (None, "file") else absolute_path(text, what)
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where topics are: a directory, an object store, or a server with its API key."""
 
+    address: str
+    key: str | None = field(default=None, repr=False)
 
-def is_server(text: str) -> bool:
-    return scheme_of(text) in _HTTP_SCHEMES
+    @classmethod
+    def parse(cls, where: str, key: str | None = None) -> Location:
+        """Return the location that an argument of a job names; a directory becomes an absolute path."""
+        if scheme_of(where) in _HTTP_SCHEMES:
+            return cls(where, key)
+        if key is not None:
+            raise BadInput("a key is for a server; nothing was done, leave it out or name a server")
+        is_path = scheme_of(where) in (None, "file")
+        return cls(absolute_path(where, "the place of the topics") if is_path else where)
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def is_server(self) -> bool:
+        return scheme_of(self.address) in _HTTP_SCHEMES
+
+    @property
+    def is_object_store(self) -> bool:
+        return not self.is_server and scheme_of(self.address) is not None
+
+    def as_options(self) -> dict[str, str]:
+        """Return the options of a Spark source or sink that name this location."""
+        if not self.is_server:
+            return {"path": self.address}
+        return {"server": self.address, **({} if self.key is None else {"key": self.key})}

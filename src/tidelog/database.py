@@ -1,15 +1,17 @@
 """`tidelog.open` and `Database`: the topics, queues, routers and channels of one directory.
 
-A `Database` has an `Engine` (topics, queues, routers) and, from the first use on, a `ChannelManager`, and delegates to
-them. The server and the tools of this package use both parts directly through `engine_of`.
+A `Database` has an `Engine` (topics, queues, routers) and, from the first use on, a `ChannelManager`. Its methods that
+only call the engine are declared and documented there. The server and the tools of this package use both parts
+directly through `engine_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import wraps
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from tidelog.channels import rules
 from tidelog.channels.channel import Channel
@@ -22,13 +24,11 @@ from tidelog.disk.interrupts import defer_signals_in
 from tidelog.engine.background import close_at_exit
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.engine import Engine
-from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
-from tidelog.engine.health import Corruption, HealthState
-from tidelog.engine.queues.queue import Queue
-from tidelog.engine.results import Progress, RecoveryReport, TopicInfo
-from tidelog.engine.routing.router import Guarantee, RouterState
+from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.startup import open_directory
-from tidelog.engine.topic import Topic
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Channels:
@@ -81,6 +81,16 @@ class _Channels:
             manager.close()
 
 
+def _of_engine(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Database, P], T]:
+    """Return a method of `Database` that calls this one of its engine: same signature, same docstring."""
+
+    @wraps(method)
+    def call(self: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._engine, *args, **kwargs)
+
+    return call
+
+
 @defer_signals_in("channel", "tick", "refresh", "close")
 class Database:
     """Topics, queues, routers and channels of one directory. Every method may be called from any thread."""
@@ -97,93 +107,33 @@ class Database:
     ) -> None:
         self.close()
 
-    # ── topics and queues ─────────────────────────────────────────────────────────────────────
+    # ── topics, queues, routers, state ────────────────────────────────────────────────────────
 
-    def topic(self, name: str, *, create: bool = True, **config: object) -> Topic:
-        """Return the topic of this name; create it if there is none. Given config fields are set, others stay."""
-        return self._engine.topic(name, create=create, **config)
+    topic = _of_engine(Engine.topic)
+    configure = _of_engine(Engine.configure)
+    queue = _of_engine(Engine.queue)
+    find = _of_engine(Engine.find)
+    names = _of_engine(Engine.names)
+    topics = _of_engine(Engine.topics)
+    drop = _of_engine(Engine.drop)
+    gaps = _of_engine(Engine.gaps)
+    router = _of_engine(Engine.router)
+    find_router = _of_engine(Engine.find_router)
+    routers = _of_engine(Engine.routers)
+    drop_router = _of_engine(Engine.drop_router)
+    health = _of_engine(Engine.health)
+    corruption = _of_engine(Engine.corruption)
+    checkpoint = _of_engine(Engine.checkpoint)
 
-    def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
-        """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
-        whether it was created."""
-        return self._engine.configure(name, fields)
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found and did, and errors of background work since."""
+        return self._engine.report
 
-    def queue(self, name: str, *, create: bool = True, **config: object) -> Queue:
-        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
-        return self._engine.queue(name, create=create, **config)
-
-    def find(self, name: str) -> Topic | None:
-        """Return the topic of this name, or None."""
-        return self._engine.find(name)
-
-    def names(self) -> list[str]:
-        """Return the names of all topics, sorted."""
-        return self._engine.names()
-
-    def topics(self, prefix: str = "") -> list[TopicInfo]:
-        """Return the state of all topics, by name. Internal topics are included if `prefix` starts with theirs."""
-        return self._engine.topics(prefix)
-
-    def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
-        """Remove a topic with all its records; return False if there is none."""
-        return self._engine.drop(name, if_empty=if_empty, actor=actor)
-
-    def gaps(
-        self,
-        topic: str | None = None,
-        from_ms: int | None = None,
-        limit: int = GAPS_LIMIT_DEFAULT,
-        *,
-        after_seq: int = 0,
-    ) -> GapEntries:
-        """Return which records were removed and why, oldest first: of one topic, also a dropped one, or of all; since a
-        time; after the entry with the seq `after_seq`."""
-        return self._engine.gaps(topic, from_ms, limit, after_seq=after_seq)
-
-    # ── routers ───────────────────────────────────────────────────────────────────────────────
-
-    def router(
-        self,
-        name: str,
-        source: str,
-        dest: str,
-        *,
-        preserve_node: bool = True,
-        preserve_tag: bool = True,
-        create_dest: bool = True,
-        filter: object = None,
-        allow_cycle: bool = False,
-        guarantee: Guarantee = "at_least_once",
-    ) -> RouterState:
-        """Create a router that copies every new record of `source` to `dest`; missing topics are created.
-
-        `filter` is a tag, the start of a tag and `*`, or `["tag", "Eq" | "Glob", text]`: records without such a tag are
-        not copied. An existing router of this name is changed: options that are not given take their defaults, and its
-        copies stay. If this raises, nothing was created.
-        """
-        return self._engine.router(
-            name,
-            source,
-            dest,
-            preserve_node=preserve_node,
-            preserve_tag=preserve_tag,
-            create_dest=create_dest,
-            filter=filter,
-            allow_cycle=allow_cycle,
-            guarantee=guarantee,
-        )
-
-    def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
-        """Return the router of this name, or None; `fresh`: after it has copied all records of its source."""
-        return self._engine.find_router(name, fresh=fresh)
-
-    def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
-        """Return the routers by name: those that start with `prefix`, from `source`, to `dest`."""
-        return self._engine.routers(prefix, source, dest)
-
-    def drop_router(self, name: str) -> bool:
-        """Drop a router; return False if there is none. Its copies stay. On return the drop survives a crash."""
-        return self._engine.drop_router(name)
+    @property
+    def limits(self) -> EngineConfig:
+        """The settings that the directory was opened with."""
+        return self._engine.limits
 
     # ── channels ──────────────────────────────────────────────────────────────────────────────
 
@@ -202,26 +152,6 @@ class Database:
                 user = authenticate(hook, manager.metrics, user, token)
         return Channel(manager, name, user)
 
-    # ── state ─────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def report(self) -> RecoveryReport:
-        """What recovery found and did, and errors of background work since."""
-        return self._engine.report
-
-    @property
-    def limits(self) -> EngineConfig:
-        """The settings that the directory was opened with."""
-        return self._engine.limits
-
-    def health(self) -> HealthState:
-        """Return the state of background work, the age of the last checkpoint, and damage found."""
-        return self._engine.health()
-
-    def corruption(self) -> tuple[Corruption, ...]:
-        """Return stored bytes that did not verify since the directory was opened, each place once."""
-        return self._engine.corruption()
-
     # ── maintenance ───────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
@@ -230,10 +160,6 @@ class Database:
             self._engine.tick()
         finally:
             self._channels.tick()
-
-    def checkpoint(self) -> None:
-        """Copy records that only the WAL has into segments, and truncate the WAL. On an error nothing has changed."""
-        self._engine.checkpoint()
 
     def refresh(self) -> None:
         """Of a read-only database: read again what the writer has written since."""

@@ -28,6 +28,7 @@ from tests.contract_http.websocket_client import Socket
 BATCH_MAX: Final = 20
 CAP_RECORDS: Final = 40  # more than a batch: a writer can look up the outcome of its last write
 TOPIC_LIVES: Final = "lives"  # the topic that is dropped and made again
+LIFE_OPERATIONS_MAX: Final = 60
 CONFIGS: Final[dict[str, dict[str, object]]] = {
     "disk": {"durability": "disk"},
     "fsync": {"durability": "fsync"},
@@ -211,18 +212,21 @@ class Writer:
         return self._world.lives[self._topic][-1]
 
     def run(self) -> None:
+        operations = 0  # since the last drop: by chance alone a short run may have none
         while not self._world.stopped:
             chosen = self._random.random()
-            if chosen < 0.92:
+            operations += 1
+            if self._topic == TOPIC_LIVES and (chosen >= 0.97 or operations > LIFE_OPERATIONS_MAX):
+                self._drop()
+                operations = 0
+            elif chosen < 0.92:
                 self._until_done(self._write)
             elif chosen < 0.96:
                 tag = self._tag()
                 self._delete({seq for seq, known in self._life.tags.items() if known == tag}, match=tag)
-            elif chosen < 0.97 or self._topic != TOPIC_LIVES:
+            else:
                 before = self._random.randrange(self._life.head + 2)
                 self._delete({seq for seq in self._life.written if seq < before}, before_seq=before)
-            else:
-                self._drop()
             self._world.over.wait(self._random.random() * 0.01)
 
     def _tag(self) -> str:

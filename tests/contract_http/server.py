@@ -11,7 +11,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ import tidelog
 from tests.contract_http.api import Api
 from tests.contract_http.client import Address
 from tests.contract_http.sse_client import SseStream
+from tests.kit.waiting import eventually
 
 _ENVIRONMENT = {
     name: value
@@ -79,22 +79,19 @@ class Server:
 
     def await_port(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + START_S
-        while not self._port_file.exists():
-            assert self._process.poll() is None, f"it did not start: {self.log}"
-            assert time.monotonic() < deadline, f"it does not listen: {self.log}"
-            time.sleep(0.005)
+        eventually(self._port_file.exists, START_S, process=self._process, why=lambda: f"it listens: {self.log}")
         host, port = self._port_file.read_text().rsplit(":", 1)
         self.address = Address(host, int(port))
 
     def await_ready(self, key: str | None = None) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + START_S
         with self.client(key) as client:
-            while client.get("/readyz").status != 200:
-                assert self._process.poll() is None, f"it did not recover: {self.log}"
-                assert time.monotonic() < deadline, f"it does not get ready: {self.log}"
-                time.sleep(0.005)
+            eventually(
+                lambda: client.get("/readyz").status == 200,
+                START_S,
+                process=self._process,
+                why=lambda: f"it is ready: {self.log}",
+            )
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

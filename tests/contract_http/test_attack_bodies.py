@@ -24,6 +24,7 @@ from tests.contract_http.api import Api, topic_path
 from tests.contract_http.client import Client, RawConnection, Reply
 from tests.contract_http.server import Server
 from tests.contract_http.test_batches import ARROW, body, chunk_name, fields_of
+from tests.zero_records import zero_records
 
 NDJSON: Final = ("Content-Type", "application/x-ndjson")
 GROWTH_BYTES: Final = 640 << 20
@@ -87,7 +88,7 @@ def nested(kind: pa.DataType) -> Callable[[], bytes]:
 def zeros(compression: str, name: str = "data", times: int = 1) -> bytes:
     """60 MiB each time."""
     columns: dict[str, Any] = {"data": pa.array([b""] * 60)}
-    columns[name] = pa.array([b"\0" * MIB] * 60)
+    columns[name] = zero_records(60, MIB)
     return arrow(pa.record_batch(columns), times, compression)
 
 
@@ -131,7 +132,7 @@ ATTACKS: Final[dict[str, Callable[[], bytes]]] = {
     "two million empty records": offsets_alone,
     "zeros, many times (zstd)": lambda: zeros("zstd", times=40),
     "zeros, many times (lz4)": lambda: zeros("lz4", times=40),
-    "zeros in one batch": lambda: arrow(pa.record_batch({"data": pa.array([b"\0" * MIB] * 80)}), 1, "zstd"),
+    "zeros in one batch": lambda: arrow(pa.record_batch({"data": zero_records(80, MIB)}), 1, "zstd"),
     "zeros in tags": lambda: zeros("zstd", "tag", times=40),
 }
 

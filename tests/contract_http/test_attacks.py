@@ -34,7 +34,7 @@ from tests.contract_http.attacks import (
     zero_windows,
 )
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 MB = 1 << 20
 _numbers = count(1)

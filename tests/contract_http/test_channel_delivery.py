@@ -26,7 +26,7 @@ from tests.contract_http.channel_api import (
 )
 from tests.contract_http.client import JSON, RawConnection, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 Name = Callable[[str], str]
 

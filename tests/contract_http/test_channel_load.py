@@ -21,7 +21,7 @@ from tests.contract_http.api import expect_success
 from tests.contract_http.channel_api import ChannelApi, channel_api, channel_path
 from tests.contract_http.client import Address, ConnectionEnded, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 ROOM = "!hall@example.org"
 OWNER = "owner@example.org"

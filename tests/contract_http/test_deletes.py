@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract_http.api import Api, expect_error, record_bytes, topic_path
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import run_together
+from tests.kit.waiting import run_together
 
 DELETED = {"topic", "deleted", "earliest_seq", "head_seq", "count", "bytes", "performance"}
 TAGS = ["chat-42:a", "chat-42:b", "chat-420:c", "chat-42", None, None, "other", "chat-42:*"]

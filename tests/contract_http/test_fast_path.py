@@ -16,7 +16,7 @@ import tidelog
 from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
 from tests.contract_http.client import JSON, Reply
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually, run_together
+from tests.kit.waiting import eventually, run_together
 
 WRITER, READER, OTHER = "key-writer", "key-reader", "key-other"
 BODY = b'{"records":[{"data":{"n":1}},{"data":"two"}]}'

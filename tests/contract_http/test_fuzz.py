@@ -21,7 +21,7 @@ import pytest
 from tests.contract_http.client import JSON, RawConnection, Reply, dumps, loads
 from tests.contract_http.http2 import PREFACE
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 PATIENCE_S: Final = 10.0
 UPGRADE: Final = (

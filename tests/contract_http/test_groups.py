@@ -10,7 +10,7 @@ import pytest
 from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
 from tests.contract_http.client import JSON
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import run_together
+from tests.kit.waiting import run_together
 
 STATE = {"group", "position", "head_seq", "lag", "hold_bytes", "hold_broken", "last_commit_ts"}
 TOO_BIG = 1 << 64

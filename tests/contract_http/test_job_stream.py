@@ -15,7 +15,7 @@ from tests.contract_http.api import expect_error, expect_success, topic_path
 from tests.contract_http.client import JSON, dumps
 from tests.contract_http.queue_api import QueueApi, WorkStream
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 Name = Callable[[str], str]
 LONG_MS = 60_000

@@ -14,7 +14,7 @@ from tests.contract_http.api import ANY, Api, expect_error, expect_success, topi
 from tests.contract_http.client import JSON, Reply, dumps, loads
 from tests.contract_http.server import Server
 from tests.contract_http.sse_client import SseStream
-from tests.contract_http.waiting import eventually, run_together
+from tests.kit.waiting import eventually, run_together
 
 AGAIN_S = 30.0  # a slot is free within about 200 ms; more is granted to a machine that is busy
 _numbers = count(1)

@@ -17,7 +17,7 @@ import pytest
 from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.server import Server
 from tests.contract_http.sse_client import Event, SseStream
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 WRITERS = 6
 WATCHERS = 8

@@ -13,7 +13,7 @@ from tests.contract_http.api import ANY, expect_error, expect_success, topic_pat
 from tests.contract_http.client import JSON, dumps
 from tests.contract_http.queue_api import QueueApi
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually, run_together
+from tests.kit.waiting import eventually, run_together
 
 Name = Callable[[str], str]
 LEASE_MS = 100  # the shortest there is

@@ -12,7 +12,7 @@ import pytest
 from tests.contract_http.api import Api, expect_success, topic_path
 from tests.contract_http.client import JSON, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 READ = {
     "topic",

@@ -19,6 +19,7 @@ from tests.contract_http.client import JSON, ConnectionEnded, RawConnection, Rep
 from tests.contract_http.server import Server
 from tests.contract_http.test_attack_web import ask
 from tests.contract_http.test_batches import chunk_name
+from tests.kit.waiting import eventually
 
 
 class Reloading:
@@ -38,11 +39,12 @@ class Reloading:
         """Send the signal and wait until the server says what came of it."""
         before = self.server.log.count("SIGHUP")
         self.server.signal(signal.SIGHUP)
-        deadline = time.monotonic() + 30
-        while self.server.log.count("SIGHUP") == before:
+
+        def reported() -> bool:
             assert self.server.is_running
-            assert time.monotonic() < deadline, self.server.log
-            time.sleep(0.01)
+            return self.server.log.count("SIGHUP") != before
+
+        eventually(reported, why=lambda: self.server.log)
         assert word in self.server.log.splitlines()[-1]
 
 
@@ -180,8 +182,7 @@ def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading_server:
         )
         page = b'{"data":1}\n' * 10_000
         stream.send(b"%x\r\n%b\r\n" % (len(page), page))
-        while api.state("s")["head_seq"] < 10_001:
-            time.sleep(0.01)
+        eventually(lambda: api.state("s")["head_seq"] >= 10_001)
         reloading_server.write(api_keys="new,stays")
         reloading_server.reload()
         with server.client("new") as new:
@@ -232,8 +233,7 @@ def test_a_chunk_that_a_removed_key_stages_is_refused(reloading_server: Reloadin
         target = topic_path("t", f"/staging/{chunk_name(1)}")
         old.send("\r\n".join([f"PUT {target} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode())
         old.send(b"4\r\nabcd\r\n")
-        while not list(server.folder.rglob("*.part*")):
-            time.sleep(0.01)
+        eventually(lambda: list(server.folder.rglob("*.part*")))
         reloading_server.write(api_keys="new,stays")
         reloading_server.reload()
         old.send(b"4\r\nefgh\r\n0\r\n\r\n")

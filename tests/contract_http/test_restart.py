@@ -19,7 +19,7 @@ from tests.contract_http.api import Api, expect_error, expect_success, topic_pat
 from tests.contract_http.client import JSON, Client, ConnectionEnded, dumps, loads
 from tests.contract_http.server import Server
 from tests.contract_http.test_topics import DEFAULTS, OTHERS
-from tests.contract_http.waiting import eventually, run_together
+from tests.kit.waiting import eventually, run_together
 
 
 @pytest.fixture

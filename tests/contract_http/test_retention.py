@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.contract_http.api import Api, expect_error, expect_success, topic_path
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 def topic_counts(api: Api, topic: str) -> tuple[int, int, int, int]:

@@ -13,7 +13,7 @@ import pytest
 from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.client import Reply
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 Name = Callable[[str], str]
 OPTIONS: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract_http.client import Address
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 WATCHERS = 1_000
 SOCKETS = 200

@@ -103,7 +103,9 @@ def test_every_answer_is_as_documented(
     with target.client() as nobody:
         is_open = nobody.get("/v0/topics").status == 200
     excluded = {**EXCEPT, **(EXCEPT_WITHOUT_KEYS if is_open else {})}
-    phases = "coverage,fuzzing,stateful"
+    # Without keys the cases of the schema itself are the same; they run in `make crash`.
+    covers = cases == CASES_LONG or not is_open
+    phases = "coverage,fuzzing,stateful" if covers else "fuzzing,stateful"
     report, said = schemathesis(target, tmp_path, "--phases", phases, cases=cases, excluded=excluded)
     assert report["exit_code"] == 0, said
     assert report["complete"], said
@@ -118,6 +120,6 @@ def test_every_answer_is_as_documented(
         assert api.get("/v0/health").json()["status"] == "ok"
         assert api.metrics()["wal"]["read_only"] is False
     assert report["operations"]["tested"] == len(operations) - len(ENDLESS) - 1, "all but these and the document itself"
-    assert report["test_cases"]["generated"] > 1_000, said
+    assert report["test_cases"]["generated"] > (1_000 if covers else 100), said
     assert "Traceback" not in target.log
     record_count("cases from the schema", report["test_cases"]["generated"])

@@ -12,7 +12,7 @@ import pytest
 from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
 from tests.contract_http.client import Reply
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import run_together
+from tests.kit.waiting import run_together
 
 Name = Callable[[str], str]
 

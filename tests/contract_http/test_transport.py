@@ -15,7 +15,7 @@ from tests.contract_http.client import JSON, RawConnection, dumps
 from tests.contract_http.http2 import PREFACE, H2Client
 from tests.contract_http.server import Server
 from tests.contract_http.sse_client import RETRY, parse_event
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 BODY_MAX = 2_000
 

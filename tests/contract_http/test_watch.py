@@ -14,7 +14,7 @@ from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.client import RawConnection
 from tests.contract_http.server import Server
 from tests.contract_http.sse_client import RETRY, Event, SseStream, cursor, parse_heartbeat
-from tests.contract_http.waiting import eventually
+from tests.kit.waiting import eventually
 
 Name = Callable[[str], str]
 HEARTBEAT_MS = 60

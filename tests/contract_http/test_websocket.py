@@ -11,8 +11,8 @@ import pytest
 from tests.contract_http.api import Api, expect_error
 from tests.contract_http.client import RawConnection, loads
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually
 from tests.contract_http.websocket_client import Socket
+from tests.kit.waiting import eventually
 
 Name = Callable[[str], str]
 ACK = {

@@ -12,7 +12,7 @@ import pytest
 from tests.contract_http.api import Api, expect_error, expect_success, record_bytes, topic_path
 from tests.contract_http.client import JSON, Reply, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waiting import eventually, run_together
+from tests.kit.waiting import eventually, run_together
 
 MIB = 1 << 20
 Name = Callable[[str], str]

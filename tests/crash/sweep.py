@@ -33,10 +33,12 @@ def sweep(
     limit: int | None,
     seed: int = 0,
     again: int = 0,
+    step: int = 1,
     stats: SweepStats | None = None,
 ) -> SweepStats:
     """Run a history and judge its crash states up to the first failure. `again`: for how many images of each instant
-    the power is also cut at every operation of the recovery itself."""
+    the power is also cut at every operation of the recovery itself. `step`: one instant in so many is judged, drawn by
+    seed, and the last one."""
     disk, oracle, stats = SimDisk(trace=True), Oracle(), stats or SweepStats()
     seen: set[tuple[bytes, int]] = set()
     version = 0
@@ -51,12 +53,16 @@ def sweep(
         stats.states += 1
         return True
 
-    def examine(op: int) -> None:
+    draws = Random(f"{seed}/{codec}/{workload.__name__}/{sync}")
+
+    def examine(op: int, *, last: bool = False) -> None:
         nonlocal version, told
         may = {seq: set(values) for seq, values in oracle.may.items()}
         now = (dict(oracle.must), may, oracle.next_min, list(oracle.whole))
         if now != told:
             told, version = now, version + 1
+        if step > 1 and not last and draws.randrange(step):
+            return
         stats.instants += 1
         nested = again
         for image in disk.images(random=Random(f"{seed}/{op}"), limit=limit):
@@ -76,7 +82,7 @@ def sweep(
     disk.on_op = examine
     try:
         workload(LogHarness(codec, disk, oracle, sync=sync))
-        examine(disk.op_count + 1)
+        examine(disk.op_count + 1, last=True)
     except StopHistory:
         pass
     return stats

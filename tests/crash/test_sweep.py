@@ -1,7 +1,8 @@
 """Power cuts at every operation of every history, for every codec and policy (G96, G97, G112, G118–G126, G144, G146).
 
-The tests here judge about 9,000 different crash states, each history under `batch` and one other policy; those marked
-`sweep` (`make crash`) all policies, and all that the simulated disk can make of every history of three verbs.
+The tests here judge one instant in SAMPLED, each history under `batch` and one other policy; those marked
+`sweep` (`make crash`) every instant, all policies, and all that the simulated disk can make of every history of three
+verbs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tests.crash.workloads import OPERATIONS, WORKLOADS, history_of, random_hist
 Tell = Callable[[str, int], None]
 CODECS = ("tide", "rustlog", "laminar", "narwhal")
 POLICIES = ("batch", "each", "interval")
+SAMPLED = 4  # instants for one that `make test` judges
 
 
 @pytest.mark.slow
@@ -24,10 +26,11 @@ def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, record_count: 
     tally = SweepStats()
     for number, workload in enumerate(WORKLOADS.values()):
         for sync in ("batch", ("each", "interval")[number % 2]):
-            sweep(codec, workload, sync=sync, limit=1 + (sync == "batch"), again=int(sync == "batch"), stats=tally)
+            nested = int(sync == "batch")
+            sweep(codec, workload, sync=sync, limit=1 + nested, again=nested, step=SAMPLED, stats=tally)
             assert not tally.failures, tally.failures[0]
     record_count("crash states", tally.states)
-    assert tally.states >= 1_000, f"only {tally.states} states at {tally.instants} instants"
+    assert tally.states >= 300, f"only {tally.states} states at {tally.instants} instants"
 
 
 @pytest.mark.slow

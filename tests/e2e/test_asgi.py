@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.client import Address, dumps, loads
 from tests.contract_http.sse_client import SseStream
+from tests.kit.waiting import eventually
 from websockets.sync.client import connect
 
 import tidelog
@@ -76,11 +76,9 @@ def uvicorn(folder: Path, app: str = "shop:app") -> Iterator[tuple[Address, subp
             text=True,
         )
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while (said := re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text())) is None:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.01)
+        listening = re.compile(r"running on http://127\.0\.0\.1:(\d+)")
+        said = eventually(lambda: listening.search(log.read_text()), LIMIT_S, process=process, why=log.read_text)
+        assert said is not None
         yield Address("127.0.0.1", int(said[1])), process
         stop(process)
         said_last = log.read_text()

@@ -9,16 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract_http.server import Server
+from tests.kit.waiting import eventually
 
 import tidelog
 from tidelog.cli.main import main
-from tidelog.client import Client, RemoteQueue
+from tidelog.client import Client, RemoteDatabase, RemoteQueue
 from tidelog.errors import BadInput, InDoubt, NotAQueue, Refused, TopicNotFound, Unavailable
 
 LIMIT_S = 30
@@ -173,7 +174,7 @@ def test_a_worker_finishes_what_it_has_begun(shell: Shell, tmp_path: Path, numbe
         *shell.words("worker", "jobs", "--json", "--", "sh", "-c", script),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
-    _until(lambda: (tmp_path / "began").exists())
+    eventually((tmp_path / "began").exists, LIMIT_S)
     os.kill(process.pid, number)
     time.sleep(0.2)
     assert process.poll() is None, "it waits for its command"
@@ -190,7 +191,7 @@ def test_a_second_signal_ends_what_runs(shell: Shell, tmp_path: Path) -> None:
     shell.json("put", "jobs", stdin=b"one\n")
     words = shell.words("worker", "jobs", "--json", "--", "sh", "-c", "touch began; exec sleep 60")
     process = subprocess.Popen([sys.executable, "-m", "tidelog.cli.main", *words], stdout=subprocess.PIPE, cwd=tmp_path)
-    _until(lambda: (tmp_path / "began").exists())
+    eventually((tmp_path / "began").exists, LIMIT_S)
     for _ in range(2):
         os.kill(process.pid, signal.SIGTERM)
         time.sleep(0.3)  # two signals of one kind at once are one
@@ -276,7 +277,42 @@ def test_errors_of_a_server_are_those_of_the_engine(server: Server) -> None:
         with pytest.raises(BadInput):
             RemoteQueue(client, "q").claim("")
     with Client(url(server), key="wrong") as client, pytest.raises(Refused, match="a valid key"):
-        RemoteQueue(client, "q").state()
+        RemoteQueue(client, "q").counts()
+
+
+def test_a_remote_database_configures_topics_as_an_embedded_one(server: Server) -> None:
+    with RemoteDatabase(Client(url(server), key=KEY)) as database:
+        database.topic("log", cap_records=9)
+        database.topic("log", durability="fsync")
+        state = database.topic("log").state()
+        assert (state.config.cap_records, state.config.durability, state.head_seq) == (9, "fsync", 0)
+        assert [info.topic for info in database.topics()] == ["log", "q"]
+        assert [info.topic for info in database.topics("l")] == ["log"]
+        assert database.queue("q", lease_ms=5_000).topic.state().config.lease_ms == 5_000
+        assert database.queue("new").counts() == (0, 0, 0)
+        with pytest.raises(TopicNotFound):
+            database.topic("nowhere", create=False, cap_records=1)
+        with pytest.raises(Refused):
+            database.queue("log")
+        with pytest.raises(NotAQueue):
+            database.queue("log", create=False).counts()
+
+
+def test_a_remote_queue_takes_and_returns_what_an_embedded_one_does(server: Server) -> None:
+    with RemoteDatabase(Client(url(server), key=KEY)) as database:
+        queue = database.queue("q", create=False)
+        done = queue.put([b"\xff", {"n": 2}], tag=["a", None], meta={"m": 1}, priority=3)
+        assert (done.first_seq, done.last_seq, done.count) == (1, 2, 2)
+        assert queue.put("alone", key="k").seqs == queue.put("alone", key="k").seqs == range(3, 4)
+        jobs = queue.claim("n", 9)
+        assert [(job.data, job.tag) for job in jobs] == [(b"\xff", "a"), ({"n": 2}, None), ("alone", None)]
+        assert jobs[0].meta is not None
+        assert jobs[0].meta["m"] == 1
+        assert queue.ack("n", jobs).count == 3
+        assert [step["event"] for step in queue.history().read(0, 1)] == ["enqueued"]
+        table = queue.history().to_arrow()
+        assert table["event"].to_pylist()[-1] == "acked"
+        assert table.num_rows == len(queue.history().read(0, 100))
 
 
 @pytest.mark.parametrize("address", ["", "ftp://x", "http://", "http://x:0", "http://x:many"])
@@ -294,14 +330,14 @@ def test_a_connection_that_was_closed_meanwhile_is_made_again(server: Server) ->
     """What may be asked twice is; a write without a key is in doubt, and a write with one is not."""
     with Client(url(server), key=KEY) as client:
         queue = RemoteQueue(client, "q")
-        assert queue.put([{"data": 1}])["count"] == 1
+        assert queue.put([1]).count == 1
         _break(client)
-        assert queue.state()["count"] == 1
+        assert queue.counts().ready == 1
         _break(client)
         with pytest.raises(InDoubt):
-            queue.put([{"data": 2}])
+            queue.put([2])
         _break(client)
-        assert queue.put([{"data": 2}], key="k")["count"] == 1
+        assert queue.put([2], key="k").count == 1
         _break(client)
         assert [job.data for job in queue.claim("n", 9)][:1] == [1]
 
@@ -322,14 +358,14 @@ def test_a_worker_of_a_remote_queue_counts_what_it_did(server: Server, is_async:
     with Client(url(server), key=KEY) as client:
         queue = RemoteQueue(client, "worked")
         client.put("/v0/topics/worked", {"type": "queue"})
-        queue.put([{"data": number} for number in (1, 2, 3)])
+        queue.put([1, 2, 3])
         function = handle_later if is_async else handle
         with tidelog.Worker(queue, function, node="w", concurrency=2, lease_ms=300, backoff_ms=0, poll_ms=1) as worker:
             assert worker.wait(4, 60)
         assert worker.stats == (3, 1, 0)
         assert sorted(seen) == [1, 2, 3, 3]
-        assert queue.state()["count"] == 0
-        queue.put([{"data": 4}])
+        assert queue.topic.state().count == 0
+        queue.put([4])
         (job,) = queue.claim("n")
         assert queue.extend("n", [job], lease_ms=5_000).deadlines.keys() == {job.seq}
         assert queue.nack("n", [job]) == (1, [], 1, 0)
@@ -341,10 +377,3 @@ def _break(client: Client) -> None:
     for connection in client._idle:
         assert connection.sock is not None
         connection.sock.close()
-
-
-def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

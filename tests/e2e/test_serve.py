@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 TIDELOG = str(Path(sys.executable).with_name("tidelog"))
@@ -28,23 +28,20 @@ def free_port() -> int:
 
 
 def until_there(path: Path) -> str:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.01)
+    eventually(path.exists, LIMIT_S, why=lambda: "the server starts")
     return path.read_text()
 
 
 def ready(address: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
+    def is_ready() -> bool:
         try:
             with urllib.request.urlopen(f"http://{address}/v0/ready", timeout=LIMIT_S) as answer:
                 assert answer.status == 200
-                return
+                return True
         except OSError:
-            assert time.monotonic() < deadline, "the server is not ready"
-            time.sleep(0.02)
+            return False
+
+    eventually(is_ready, LIMIT_S, why=lambda: "the server is ready")
 
 
 def post(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

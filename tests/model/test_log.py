@@ -185,13 +185,14 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", [30, pytest.param(80, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_log_is_a_list_that_survives(codec: str) -> None:
+def test_the_log_is_a_list_that_survives(codec: str, examples: int) -> None:
     machine = type(f"{codec.title()}Machine", (LogMachine,), {"codec": codec})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

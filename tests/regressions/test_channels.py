@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread, current_thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from tests.unit.engine.harness import TIMEOUT_S, running
 import tidelog
 from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, message_log
 from tidelog.channels.channel_state import ChannelState
-from tidelog.channels.manager import ChannelManager
 from tidelog.channels.rules import directory_name
 from tidelog.channels.store import ChannelStore
 from tidelog.errors import Corrupt, Error, FifoEmpty, FifoFull, Latched, Refused, WriteFailed
@@ -76,6 +75,20 @@ def noted(patch: Patch, room: ChannelState, note: Callable[[], object]) -> None:
     patch.setattr(room, "shut_down", ended)
 
 
+class NotedLock:
+    """A lock that calls `note` before it is taken with `with`, as a change takes it."""
+
+    def __init__(self, lock: Lock, note: Callable[[], object]) -> None:
+        self._note, self.acquire, self.release, self.locked = note, lock.acquire, lock.release, lock.locked
+
+    def __enter__(self) -> None:
+        self._note()
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 def until(condition: Callable[[], object]) -> None:
     """Wait for another thread to get there."""
     pause = Event()
@@ -96,23 +109,17 @@ def env() -> ChannelEnv:
 def test_a_change_has_its_turn_after_one_commit_at_most(
     env: ChannelEnv, monkeypatch: Patch, change: str, persist: bool
 ) -> None:
-    """Method: publishers flood the channel; commits are counted from the moment at which the change is asked for to the
-    one at which it is in force."""
+    """Method: publishers flood the channel; commits are counted from the moment at which the change waits for the
+    commit lock to the one at which it is in force."""
     owner, member = env.channel(ANN), env.channel(BOB)
     owner.join(persist=persist)
     member.join()
     env.channel(CID).join()
     room = env.manager.shard(CHANNEL).channels[CHANNEL]
     over, asked_at, done_at = Event(), list[int](), list[int]()
-    locked = ChannelManager.locked
     thread = Thread(target=lambda: CHANGES[change](owner, member))
-
-    def counted(self: ChannelManager, channel: str, **more: Any) -> Any:
-        if current_thread() is thread:
-            asked_at.append(room.commit_count)
-        return locked(self, channel, **more)
-
-    monkeypatch.setattr(ChannelManager, "locked", counted)
+    noted_lock = NotedLock(room.commits.commit_lock, lambda: asked_at.append(room.commit_count))
+    monkeypatch.setattr(room.commits, "commit_lock", noted_lock)
     noted(monkeypatch, room, lambda: done_at.append(room.commit_count))
 
     def flood() -> None:
@@ -129,7 +136,7 @@ def test_a_change_has_its_turn_after_one_commit_at_most(
     assert done_at[0] - asked_at[-1] <= 1, f"{done_at[0] - asked_at[-1]} commits came before it"
 
 
-@pytest.mark.parametrize("change", [name for name in CHANGES if name not in ("invite", "allow")])  # need the lock alone
+@pytest.mark.parametrize("change", CHANGES)
 def test_no_commit_begins_while_a_change_is_asked_for(env: ChannelEnv, monkeypatch: Patch, change: str) -> None:
     """Method: one sync at a time. While the first one runs, a change is asked for and more is published: the change
     comes next, then what was published, in one commit."""
@@ -156,11 +163,11 @@ def test_no_commit_begins_while_a_change_is_asked_for(env: ChannelEnv, monkeypat
     assert slow.begun.wait(TIMEOUT_S)
     threads.append(Thread(target=lambda: CHANGES[change](owner, member)))
     threads[1].start()
-    until(lambda: shard.has_waiting_change(CHANNEL))
+    until(lambda: room.commits.has_waiting_change)
     for payload in (b"second", b"third"):
         threads.append(Thread(target=publish(payload)))
         threads[-1].start()
-    until(lambda: len(room.queued) == 3)
+    until(lambda: len(room.commits.queue) == 2)  # the first one is being synced
     slow.free = True
     slow.go.set()
     for thread in threads:
@@ -192,7 +199,7 @@ def test_publishers_take_turns_at_committing(env: ChannelEnv, monkeypatch: Patch
     first = publish(b"first")
     assert slow.begun.wait(TIMEOUT_S)
     second = publish(b"second")
-    until(lambda: len(room.queued) == 2 and room.queued[1]._waiting_threads)
+    until(lambda: room.commits.queue and room.commits.queue[0]._waiting_threads)
     slow.one()
     first.join(TIMEOUT_S)
     assert not first.is_alive(), "it commits for the others, and is never done itself"
@@ -221,7 +228,7 @@ def test_readers_do_not_keep_a_change_waiting(env: ChannelEnv) -> None:
 
     change = Thread(target=configure)
     change.start()
-    until(lambda: shard.has_waiting_change(CHANNEL))
+    until(lambda: room.commits.has_waiting_change)
     read = Thread(target=look)
     read.start()
     with shard.lock:

@@ -94,8 +94,8 @@ def test_match_delete_searches_each_part_once_and_never_under_the_lock(
     """It searched under the topic's lock and again in the commit, where every topic of the shard waits."""
     world = EngineHarness(**SMALL)
     topic = spread(world, durability, metas=metas)
-    probe = Probe(monkeypatch, topic._topic_state)
-    parts = [part for part in topic._topic_state.index.parts if part.stop > part.base]
+    probe = Probe(monkeypatch, topic._state)
+    parts = [part for part in topic._state.index.parts if part.stop > part.base]
     gone = {"x:15": [15], "x:*": XS, "nothing": [], "*": [n for n in range(1, 31) if n % 3 != 2]}[match]
     assert topic.delete(match=match).deleted == len(gone)
     assert probe.searches <= len(parts), "each part is searched once"
@@ -253,11 +253,11 @@ def test_cost_of_a_one_record_delete_does_not_grow_with_the_number_of_tags(monke
         topic.append([b"d"] * count, tag=[f"user:{number * 7_919 % count:08d}" for number in range(count)])
         world.log.checkpoint()
         with monkeypatch.context() as patch:
-            probe = Probe(patch, topic._topic_state)
+            probe = Probe(patch, topic._state)
             assert topic.delete(match=f"user:{count // 2:08d}").deleted == 1
             assert probe.searches == 1
             cost[count] = probe.read_bytes
-        assert topic._topic_state.context.tag_cache.scan_count == 0
+        assert topic._state.context.tag_cache.scan_count == 0
     assert cost[10_000] < 16_384, f"bytes that were read of the index, by tags: {cost}"
     assert cost[10_000] < 2 * cost[1_000], f"bytes that were read of the index, by tags: {cost}"
 
@@ -268,7 +268,7 @@ def test_first_search_after_a_start_does_not_read_the_indexes_of_sealed_segments
     world = EngineHarness(**SMALL)
     spread(world)
     topic = world.restart("reopen").topic("t")
-    sealed = [part for part in topic._topic_state.index.parts if isinstance(part, Segment) and part.is_sealed]
+    sealed = [part for part in topic._state.index.parts if isinstance(part, Segment) and part.is_sealed]
     assert len(sealed) > 4
     entries, read = Segment.entries, list[int]()
 
@@ -309,7 +309,7 @@ def test_index_that_is_missing_or_bad_is_made_again_from_the_records(match: str,
     _harm(disk, list(whole), harm)
     topic = world.open(disk).topic("t")
     assert topic.delete(match=match).deleted == len(XS if match == "x:*" else [3])
-    assert topic._topic_state.damage == []
+    assert topic._state.damage == []
     touched = [path for path in whole if path in disk.tree() and disk.read_file(path) == whole[path]]
     assert touched == list(whole) if match == "x:*" else touched
     left = seqs(topic)
@@ -346,7 +346,7 @@ def test_index_whose_file_goes_bad_under_a_running_engine_is_made_again() -> Non
     assert topic.delete(match="x:6").deleted == 1  # every directory is in memory now
     _harm(world.disk, tag_files(world), "flip block")
     assert topic.delete(match="x:*").deleted == len(XS) - 1
-    assert topic._topic_state.context.tag_cache.scan_count > 0
+    assert topic._state.context.tag_cache.scan_count > 0
 
 
 def test_reader_beside_the_writer_and_replay_write_no_index() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from time import clock_gettime_ns
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tidelog.database import engine_of
 from tidelog.engine import Engine, consistency, read
 from tidelog.engine.read import WalWatch
 from tidelog.errors import TopicNotFound, Unavailable
+
+FILE_TIMES = 5  # CLOCK_REALTIME_COARSE of Linux, which Python does not name
 
 
 @pytest.fixture
@@ -39,6 +42,9 @@ def between(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> li
     class Pause(Event):
         def wait(self, timeout: float | None = None) -> bool:
             asked.append(timeout)
+            before = clock_gettime_ns(FILE_TIMES)  # a real pause outlasts its step
+            while left and clock_gettime_ns(FILE_TIMES) == before:
+                pass
             if left:
                 left.pop(0)()
             return self.is_set()
@@ -115,7 +121,7 @@ def test_a_look_that_the_writer_was_faster_than_is_made_again(
     writer: Engine, reader: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = reader.topic("t", create=False)
-    real, failures = topic._topic_state.context.reload_topics, [Unavailable("the directory changes")] * 3
+    real, failures = topic._state.context.reload_topics, [Unavailable("the directory changes")] * 3
     assert real is not None
 
     def look() -> Any:
@@ -123,21 +129,21 @@ def test_a_look_that_the_writer_was_faster_than_is_made_again(
             raise failures.pop()
         return real()
 
-    topic._topic_state.context.reload_topics = look
+    topic._state.context.reload_topics = look
     between(monkeypatch, lambda: writer.topic("t").append(b"2"))
     assert [record.data for record in topic.read(1, timeout=60.0).records] == [b"2"]
 
 
 def test_an_idle_writer_costs_no_look_at_the_directory(reader: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, looks = reader.topic("t", create=False), list[int]()
-    real = topic._topic_state.context.reload_topics
+    real = topic._state.context.reload_topics
     assert real is not None
 
     def look() -> Any:
         looks.append(1)
         return real()
 
-    topic._topic_state.context.reload_topics = look
+    topic._state.context.reload_topics = look
     asked = between(monkeypatch)
     assert topic.read(1, timeout=10.0).records == []
     assert (len(asked) >= 50, len(looks)) == (True, 1)

@@ -26,6 +26,7 @@ def echoing(ports: set[int], asked: Event | None = None, go: Event | None = None
 
     class Echo(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body are two writes: the second one waited 40 ms for an ACK
 
         def do_GET(self) -> None:
             ports.add(self.client_address[1])

@@ -31,7 +31,7 @@ CLASSES = ["fsync", "disk", "memory"]
 # ── real processes, real signals ──────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(params=[15, pytest.param(40, marks=pytest.mark.sweep)])
+@pytest.fixture(params=[8, pytest.param(40, marks=pytest.mark.sweep)])
 def rounds(request: pytest.FixtureRequest) -> int:
     """Interrupts of a process; each test has 40 in `make crash`."""
     found: int = request.param

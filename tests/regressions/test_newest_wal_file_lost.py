@@ -12,7 +12,7 @@ import tidelog
 from tidelog.database import engine_of
 from tidelog.disk.durability import WriteLatch
 from tidelog.engine.check import check_directory
-from tidelog.errors import Damaged, DiskFull
+from tidelog.errors import Damaged, DiskFull, Latched
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.wal import Writer
 from tidelog.wal import paths as names
@@ -147,10 +147,10 @@ def test_current_follows_on_a_full_disk_in_its_place_and_later() -> None:
     disk.fail("create", 2, errno.ENOSPC, None)
     put()
     assert names.current_file_number(disk, "wal") is None
-    writer.write_idle_mark()
+    writer.record_synced_position()
     assert names.current_file_number(disk, "wal") is None
     disk.clear_faults()
-    writer.write_idle_mark()
+    writer.record_synced_position()
     assert names.current_file_number(disk, "wal") == writer.position.file_number
 
 
@@ -260,3 +260,101 @@ def test_no_space_for_a_new_file_leaves_no_reservation() -> None:
         replay = replay_shard(image.disk, "wal")
         list(replay)
         assert replay.missing_file is None, image.label
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+@pytest.mark.parametrize("lost_bytes", [512, 2048], ids=["first sector", "all"])
+def test_zeros_in_place_of_all_frames_of_the_newest_file_are_damage(
+    lost_bytes: int, durability: str, shards: int
+) -> None:
+    """Method: the newest file has one record, in its first sector; a sync interval passes; zeros replace the sector, or
+    the whole content. Nothing in the file proves that frames were there."""
+    disk = SimDisk()
+    log = opened(disk, shards)
+    topic = log.topic("t", durability=durability)
+    first = names.list_file_numbers(disk, topic._state.shard.directory)[-1]
+    acked = 0
+    while names.list_file_numbers(disk, topic._state.shard.directory)[-1] == first:
+        acked = topic.append(bytes(250)).last_seq
+    engine_of(log).tick()
+    path, image = newest(disk, topic), disk.reboot()
+    content = image.read_file(path)
+    assert 0 < len(content.rstrip(b"\0")) <= 512
+    image.write_file(path, bytes(lost_bytes) + content[lost_bytes:])
+    found = [finding for finding in check_directory(PATH, disk=image) if finding.damage]
+    assert [finding.kind for finding in found] == ["wal"]
+    with pytest.raises(Damaged, match="which were synced"):
+        opened(image.reboot(), shards)
+    again = opened(image, shards, accept_loss=True)
+    assert again.report.lost
+    assert again.topic("t").append(b"next").first_seq > acked
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "of another file", "with a wrong checksum"])
+def test_without_a_valid_synced_file_a_directory_opens_as_it_is(damage: str) -> None:
+    """SYNCED is evidence and nothing more: every record is there without it."""
+    disk = SimDisk()
+    log = opened(disk)
+    topic = log.topic("t", durability="fsync")
+    topic.append([b"a", b"b"])
+    engine_of(log).tick()
+    image, path = disk.reboot(), "data/wal/SYNCED"
+    content = image.read_file(path)
+    assert content.startswith(b"wal-0000000000000001.log\nsynced=000")
+    match damage:
+        case "lost":
+            lose(image, path)
+        case "torn":
+            image.write_file(path, content[:40])
+        case "of another file":
+            image.write_file(path, names.encode_synced(names.Position(99, 4096)))
+        case _:
+            image.write_file(path, content.replace(b"synced=0", b"synced=9"))
+    again = opened(image)
+    assert not again.report.damage
+    assert [record.data for record in again.topic("t").read().records] == [b"a", b"b"]
+
+
+def test_a_full_disk_delays_the_synced_file_and_another_error_latches() -> None:
+    disk = SimDisk()
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
+    writer.write([bytes(100)], size=100, frames=1)
+    writer.record_synced_position()
+    assert names.read_synced(disk, "wal") is None, "nothing is synced"
+    writer.sync()
+    disk.fail("create", 1, errno.ENOSPC, None)
+    writer.record_synced_position()
+    assert names.read_synced(disk, "wal") is None
+    disk.clear_faults()
+    writer.record_synced_position()
+    assert names.read_synced(disk, "wal") == writer.synced == (1, 100)
+    writer.write([bytes(50)], size=50, frames=1)
+    writer.record_synced_position()
+    assert names.read_synced(disk, "wal") == (1, 100), "bytes are unsynced: the next batch has a mark"
+    writer.sync()
+    disk.fail("write", 1, errno.EIO, None)
+    with pytest.raises(Latched, match="SYNCED"):
+        writer.record_synced_position()
+    assert writer.latch.is_tripped
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_no_state_of_the_synced_file_is_a_false_alarm(shards: int) -> None:
+    """Method: writes, ticks and rotations; after each, every image that a power cut can leave, whatever is left of
+    SYNCED: nothing is damaged and every acked record is there."""
+    disk = SimDisk()
+    disk.advisory_files = frozenset()
+    log = opened(disk, shards)
+    topic = log.topic("t", durability="fsync")
+    images = 0
+    for number in range(12):
+        topic.append(b"%d" % number * 150)
+        if number % 3:
+            engine_of(log).tick()
+        for image in disk.images(limit=24):
+            images += 1
+            again = opened(image.disk, shards)
+            assert not again.report.damage, image.label
+            assert again.topic("t").head_seq == number + 1, image.label
+    assert images > 80

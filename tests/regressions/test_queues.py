@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.engine.harness import TIMEOUT_S, TINY, EngineHarness, running
 
-from tidelog.engine import Queue, Topic
+from tidelog.engine import Queue, append
 from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.topic import topic_operations
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Error
 from tidelog.wal import shard_for_topic
 
@@ -38,7 +40,7 @@ def test_a_dead_letter_is_durable_before_its_job_is_deleted(queue: str, dead: st
     jobs = place(world, queue, dead)
     assert jobs.claim("w") == []
     assert where(world.crash("none")), "the job is in one of the two topics"
-    jobs.topic.shard.sync()
+    topic_operations(jobs.topic).shard.sync()
     assert where(world.crash("none")) == ["dead"], "also when the delete is durable"
 
 
@@ -52,7 +54,7 @@ def test_a_redriven_job_is_durable_before_its_dead_letter_is_deleted(queue: str,
     letters = world.log.topic("dead")
     letters.redrive()
     assert where(world.crash("none")), "the job is in one of the two topics"
-    letters.shard.sync()
+    topic_operations(letters).shard.sync()
     assert where(world.crash("none")) == ["jobs"], "also when the delete is durable"
 
 
@@ -74,17 +76,17 @@ def test_a_dead_letter_topic_that_is_dropped_meanwhile_does_not_take_the_job_alo
     """Method: the topic is dropped between the copy and the delete, once."""
     world = EngineHarness(wal_shards=2)
     jobs = place(world, "fsync", "disk")
-    stage, drops = Topic.submit, [True]
+    stage, drops = append.submit_write, [True]
 
-    def staged(self: Topic, *args: Any, **more: Any) -> Any:
-        token = stage(self, *args, **more)
-        if self.name == "dead" and drops:
+    def staged(topic: TopicState, *args: Any, **more: Any) -> Any:
+        token = stage(topic, *args, **more)
+        if topic.name == "dead" and drops:
             drops.clear()
             token.wait()
             world.log.drop("dead")
         return token
 
-    monkeypatch.setattr(Topic, "submit", staged)
+    monkeypatch.setattr(append, "submit_write", staged)
     assert jobs.claim("w") == []
     assert (world.log.find("dead"), jobs.topic.count) == (None, 1), "the letter went with its topic, the job did not"
     jobs.claim("w")
@@ -131,15 +133,15 @@ def test_a_history_shows_every_step_of_a_call_that_has_returned(monkeypatch: pyt
     jobs = world.log.queue("jobs")
     jobs.put("x")
     jobs.ack("w", jobs.claim("w"))
-    taken, go, stage = Event(), Event(), Topic.submit
+    taken, go, stage = Event(), Event(), append.submit_write
 
-    def late(self: Topic, *args: Any, **more: Any) -> Any:
-        if self.name.startswith("_tidelog.history") and not taken.is_set():
+    def late(topic: TopicState, *args: Any, **more: Any) -> Any:
+        if topic.name.startswith("_tidelog.history") and not taken.is_set():
             taken.set()
             assert go.wait(TIMEOUT_S)
-        return stage(self, *args, **more)
+        return stage(topic, *args, **more)
 
-    monkeypatch.setattr(Topic, "submit", late)
+    monkeypatch.setattr(append, "submit_write", late)
     found: list[list[str]] = []
 
     def read() -> None:

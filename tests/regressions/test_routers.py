@@ -142,7 +142,7 @@ def test_source_of_a_dropped_target_can_be_dropped_after_a_crash(how: Restart, s
     world.log.drop("d")
     log = world.restart(how)
     assert log.report.damage == []
-    assert log.topic("s")._topic_state.downstream == []
+    assert log.topic("s")._state.downstream == []
     log.topic("s", cap_records=2)
     log.topic("s").append(list(range(40)))
     for _ in range(3):

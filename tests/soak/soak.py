@@ -382,7 +382,7 @@ class QueueClient(SoakClient):
             queue = RemoteQueue(client, QUEUE)
             for _ in range(20):
                 self.number += 1
-                queue.put([{"data": self.number}])
+                queue.put([self.number])
                 self.put.add(self.number)
                 self._work(queue)
                 self.done += 1
@@ -422,14 +422,14 @@ class ChannelClient(SoakClient):
         self.number = 0
         self.sent: dict[int, int] = {}  # seq → number
         with Client(self.url) as client:
-            RemoteChannel(client, CHANNEL, USER).join(config={"persist": True})
+            RemoteChannel(client, CHANNEL, USER).join(persist=True)
 
     def step(self) -> None:
         with Client(self.url) as client:
             channel = RemoteChannel(client, CHANNEL, USER)
             for _ in range(20):
                 self.number += 1
-                seq = channel.publish([b"%d" % self.number])["first_seq"]
+                seq = channel.publish(b"%d" % self.number).seq
                 assert seq not in self.sent, f"message {self.number} got seq {seq}, which {self.sent[seq]} has"
                 self.sent[seq] = self.number
                 self.soak.count("messages published")
@@ -442,7 +442,7 @@ class ChannelClient(SoakClient):
         with Client(self.url) as client:
             channel, at = RemoteChannel(client, CHANNEL, USER), 1
             while True:
-                messages, after, last = channel.history(first=at)
+                messages, after, _, last = channel.history(at)
                 found.update((message.seq, int(message.payload)) for message in messages)
                 if not messages or after > last:
                     break

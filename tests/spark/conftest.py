@@ -31,6 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             # Queries of milliseconds do not live long enough for a second compiler to pay.
             spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             spark_sql_codegen_wholeStage="false",
+            spark_python_daemon_module="tests.spark.preloaded_daemon",
         )
         made.sparkContext.setLogLevel("OFF")
     yield made

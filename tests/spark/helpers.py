@@ -8,10 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from tests.unit.spark.helpers import Mode, run_server
+import pytest
+from tests.unit.spark.helpers import MODES, Mode, run_server
 
 import tidelog
 from tidelog.database import Database
+
+
+def costly(first: Mode) -> pytest.MarkDecorator:
+    """Both modes for a test that takes Spark seconds; the second one runs in `make crash` only."""
+    return pytest.mark.parametrize(
+        "mode", [first, *(pytest.param(mode, marks=pytest.mark.sweep) for mode in MODES if mode != first)]
+    )
 
 
 class TopicLocation:

@@ -113,8 +113,7 @@ class KilledSinkWriter(SinkWriter):
     def open_backend(self) -> SinkBackend:
         inner = open_sink_backend(self._options)
         if isinstance(inner, DirectorySinkBackend):
-            assert self._options.path is not None
-            inner = KilledDirectoryBackend(self._options.path)
+            inner = KilledDirectoryBackend(self._options.location.address)
             inner.file = self._file
         return KilledSinkBackend(inner, self._file)
 

@@ -19,8 +19,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from tests.spark.helpers import TopicLocation, open_location, wait_for
-from tests.unit.spark.helpers import MODES, Mode
+from tests.spark.helpers import TopicLocation, costly, open_location, wait_for
+from tests.unit.spark.helpers import Mode
 
 import tidelog
 import tidelog.spark
@@ -80,7 +80,7 @@ def after_batch(query: StreamingQuery, number: int) -> None:
     wait_for(is_reported)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("path")
 def test_a_long_trigger_interval_leaves_no_lag_while_a_query_waits(
     spark: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_long_trigger_interval_leaves_no_lag_while_a_query_waits(
         assert reading.position() == reading.committed() == BATCH
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("server")
 def test_trigger_once_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     """Spark plans nothing after that batch, so only the end of the query says that it was written."""
     with open_location(mode, tmp_path) as here:
@@ -111,7 +111,7 @@ def test_trigger_once_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: M
         assert reading.position() == reading.committed() == RECORDS
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("path")
 def test_a_query_that_is_stopped_while_it_waits_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     with open_location(mode, tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
@@ -122,8 +122,13 @@ def test_a_query_that_is_stopped_while_it_waits_leaves_no_lag(spark: SparkSessio
         assert reading.position() == reading.committed() == RECORDS
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "fails"),
+    [
+        *(("path", False), ("server", True)),
+        *(pytest.param(*each, marks=pytest.mark.sweep) for each in (("path", True), ("server", False))),
+    ],
+)
 def test_a_query_that_is_stopped_in_a_batch_leaves_the_group_before_it(
     spark: SparkSession, tmp_path: Path, mode: Mode, fails: bool
 ) -> None:
@@ -154,8 +159,16 @@ def test_a_query_that_is_stopped_in_a_batch_leaves_the_group_before_it(
         assert reading.committed() == BATCH or not fails
 
 
-@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "1 hour"}, {}])
-@pytest.mark.parametrize("failing", [0, 1])
+AT_ONCE, HOURLY = {"availableNow": True}, {"processingTime": "1 hour"}
+
+
+@pytest.mark.parametrize(
+    ("failing", "trigger"),
+    [
+        *((0, AT_ONCE), (1, HOURLY), (1, {})),
+        *(pytest.param(*each, marks=pytest.mark.sweep) for each in ((1, AT_ONCE), (0, HOURLY), (0, {}))),
+    ],
+)
 def test_a_failing_sink_keeps_the_group_before_its_batch(
     spark: SparkSession, tmp_path: Path, failing: int, trigger: dict[str, Any]
 ) -> None:
@@ -261,34 +274,55 @@ def test_a_session_gets_one_listener(spark: SparkSession) -> None:
 
 PROGRAM = """
 import os, sys
+from threading import Event
+
+import tidelog
 import tidelog.spark
 from tidelog.spark.listener import GroupListener
 
-path, checkpoint, end = sys.argv[1:]
 GroupListener.onQueryProgress = lambda self, event: None
-if end == "exit":
-    GroupListener.onQueryTerminated = lambda self, event: None
-spark = tidelog.spark.session("local[1]", spark_ui_enabled="false", spark_driver_host="127.0.0.1")
-options = {"path": path, "subscribe": "orders", "group": "etl", "startingOffsets": "earliest"}
-writer = spark.readStream.format("tidelog").options(**options).load().writeStream.format("noop")
-query = writer.option("checkpointLocation", checkpoint).trigger(processingTime="1 hour").start()
-while not query.recentProgress:
-    assert query.isActive, query.exception()
-query.stop()
+for path, end in zip(sys.argv[1::2], sys.argv[2::2]):
+    if end == "exit":
+        GroupListener.onQueryTerminated = lambda self, event: None
+    spark = tidelog.spark.session(
+        "local[1]",
+        spark_ui_enabled="false",
+        spark_driver_host="127.0.0.1",
+        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        spark_sql_codegen_wholeStage="false",
+    )
+    options = {"path": path, "subscribe": "orders", "group": "etl", "startingOffsets": "earliest"}
+    writer = spark.readStream.format("tidelog").options(**options).load().writeStream.format("noop")
+    query = writer.option("checkpointLocation", path + "-checkpoint").trigger(processingTime="1 hour").start()
+    while not query.recentProgress:
+        assert query.isActive, query.exception()
+        Event().wait(0.05)
+    query.stop()
+    if end == "stop":
+        spark.stop()
+        with tidelog.open(path, read_only=True) as log:
+            print(log.topic("orders", create=False).group("etl").position)
 if end == "stop":
-    spark.stop()
     os._exit(0)
 """
 
 
-@pytest.mark.parametrize("end", ["stop", "exit"])
-def test_a_program_that_ends_at_once_leaves_no_lag(tmp_path: Path, end: str) -> None:
-    """`spark.stop()` delivers the events that wait. Without it the exit of Python does what they would have done."""
-    path = str(tmp_path / "data")
-    with tidelog.open(path, threads=False) as log:
-        log.topic("orders").append([b"x"] * RECORDS)
-    command = [sys.executable, "-c", PROGRAM, path, str(tmp_path / "checkpoint"), end]
+@pytest.mark.parametrize(
+    "ends",
+    [["stop", "exit"], *(pytest.param([end], marks=pytest.mark.sweep) for end in ("stop", "exit"))],
+    ids="-then-".join,
+)
+def test_a_program_that_ends_at_once_leaves_no_lag(tmp_path: Path, ends: list[str]) -> None:
+    """`spark.stop()` delivers the events that wait. Without it the exit of Python does what they would have done. Two
+    sessions of one program share its Java; each in a program of its own is in `make crash`."""
+    paths = [str(tmp_path / end) for end in ends]
+    for path in paths:
+        with tidelog.open(path, threads=False) as log:
+            log.topic("orders").append([b"x"] * RECORDS)
+    command = [sys.executable, "-c", PROGRAM, *(word for pair in zip(paths, ends, strict=True) for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    with tidelog.open(path, threads=False) as log:
-        assert log.topic("orders").group("etl").position == RECORDS
+    assert done.stdout.split() == [str(RECORDS)] * ends.count("stop"), "when spark.stop() has returned"
+    for path in paths:
+        with tidelog.open(path, threads=False) as log:
+            assert log.topic("orders").group("etl").position == RECORDS

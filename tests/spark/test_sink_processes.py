@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 import pytest
+from tests.kit.waiting import eventually
 from tests.spark import killed_sink
 from tests.spark.topic_copy import check_copy, fill_topic
 from tests.unit.spark.helpers import run_server
@@ -116,14 +116,14 @@ def running(directory: Path, name: str, ready: str, *command: str) -> Iterator[r
 
 
 def _said(process: subprocess.Popen[bytes], path: Path, words: str) -> re.Match[str]:
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        found = re.search(words, path.read_text("utf-8", "replace"))
-        if found:
-            return found
-        assert process.poll() is None, path.read_text("utf-8", "replace")[-2000:]
-        time.sleep(0.1)
-    raise AssertionError(path.read_text("utf-8", "replace")[-2000:])
+    def text() -> str:
+        return path.read_text("utf-8", "replace")
+
+    found = eventually(
+        lambda: re.search(words, text()), LIMIT_S, every_s=0.1, process=process, why=lambda: text()[-2000:]
+    )
+    assert found is not None
+    return found
 
 
 @pytest.fixture

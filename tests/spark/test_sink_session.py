@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.contract_http.server import Server
 from tests.spark import killed_sink, topic_copy
-from tests.spark.helpers import open_location, wait_for
+from tests.spark.helpers import costly, open_location, wait_for
 from tests.spark.topic_copy import BATCHES, ROWS, TopicCopy, check_copy, fill_topic, run_with_random_kills
 from tests.unit.spark.helpers import MODES, Mode
 
@@ -25,13 +25,6 @@ from tidelog.client import Client
 from tidelog.errors import Error
 
 pytestmark = pytest.mark.slow
-
-
-def costly(first: Mode) -> pytest.MarkDecorator:
-    """Both modes for a test that takes Spark many seconds; the second one runs in `make crash` only."""
-    return pytest.mark.parametrize(
-        "mode", [first, *(pytest.param(mode, marks=pytest.mark.sweep) for mode in MODES if mode != first)]
-    )
 
 
 @pytest.fixture
@@ -121,14 +114,21 @@ def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_
 # ── exactly once ──────────────────────────────────────────────────────────────────────────────────
 
 
-@costly("path")
+KILLED_ELSEWHERE = ("publish", "published")  # steps that other tests here kill at
+
+
+@pytest.mark.parametrize(
+    ("mode", "left_out"),
+    [("path", KILLED_ELSEWHERE), *(pytest.param(mode, (), marks=pytest.mark.sweep) for mode in MODES)],
+)
 def test_killed_at_every_step_the_copy_is_the_source(
-    killed_source_session: SparkSession, tmp_path: Path, mode: Mode
+    killed_source_session: SparkSession, tmp_path: Path, mode: Mode, left_out: tuple[str, ...]
 ) -> None:
     """Twelve kills: seven by path and five by server, the newest of Spark's own commits deleted now and then."""
     fill_topic(tmp_path / "source")
     with open_location(mode, tmp_path) as here:
-        steps, random = list(killed_sink.DIRECTORY_STEPS if mode == "path" else killed_sink.SERVER_STEPS), Random(mode)
+        every = killed_sink.DIRECTORY_STEPS if mode == "path" else killed_sink.SERVER_STEPS
+        steps, random = [step for step in every if step not in left_out], Random(mode)
         random.shuffle(steps)
         topic_copy.run_with_kills_at(TopicCopy(killed_source_session, tmp_path, here.options), random, steps)
         with here.open_engine() as log:

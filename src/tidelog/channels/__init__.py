@@ -2,11 +2,10 @@
 
 A program gets a `Channel` handle from `tidelog.open(…).channel`. How the modules work together:
 
-    channel         the handle: one channel as one user sees it. Read this first
+    channel         the handle: one channel as one user sees it, with publish, subscribe and history. Read this first
     membership      join, leave, access lists, settings, delete
-    messaging       publish, subscribe, history, push and pop
     manager         all channels of one directory: shards, restore, tick, close; the hook
-    channel_state   one open channel: group commit, fan-out, the fifo cursor
+    channel_state   one open channel: the store of its group commit, fan-out, the fifo cursor
     subscription    the bounded event queue of one subscriber
     rules           decisions without I/O: names, access lists, limits, membership changes
     message_log     messages on disk; store: metadata on disk, and its check; metrics: counters
@@ -14,11 +13,10 @@ A program gets a `Channel` handle from `tidelog.open(…).channel`. How the modu
 
 from __future__ import annotations
 
-from tidelog.channels.channel import Channel, ChannelInfo
+from tidelog.channels.channel import Channel, ChannelInfo, HistoryPage
 from tidelog.channels.channel_state import Ack, PublishFuture
 from tidelog.channels.manager import Authenticate, ChannelManager, Hook, Validate
 from tidelog.channels.message_log import Message
-from tidelog.channels.messaging import HistoryPage
 from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator
 from tidelog.channels.subscription import ChannelEvent, Presence, Subscription, SubscriptionEnded
 from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta

@@ -5,7 +5,16 @@
 
 A handle owns no resources: creating one performs no I/O. Its methods act as its user. A handle without a user is
 the operator's: the operator reads everything and may change what an owner may, but does not publish. Subscriptions
-of a handle do not receive the messages that the same handle publishes.
+of a handle do not receive the messages that the same handle publishes; the server passes a `source` instead, since
+its handles live for one request.
+
+`PublishFuture.wait`, `history`, `push`, `pop` and `clear` block on the disk and must not run on an event loop.
+`submit`, one append to a file, and `subscribe` do not; they take the shard's lock, which a change holds while it is
+saved.
+
+    future = channel.submit([payload])           on the loop
+    future.add_done_callback(on_ack)
+    pool.submit(future.wait)                     one sync for all messages submitted meanwhile
 """
 
 from __future__ import annotations
@@ -13,16 +22,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tidelog.channels import membership, messaging, rules
-from tidelog.channels.channel_state import Ack, PublishFuture
-from tidelog.channels.manager import ChannelManager
-from tidelog.channels.message_log import Message
-from tidelog.channels.messaging import HistoryPage
+from tidelog.channels import membership, rules
+from tidelog.channels.channel_state import Ack, ChannelState, PublishFuture
+from tidelog.channels.manager import ChannelManager, validate_payload
+from tidelog.channels.message_log import Message, MessageLog
 from tidelog.channels.rules import Operator, User
 from tidelog.channels.subscription import Subscription
 from tidelog.disk.interrupts import defer_signals_in
-from tidelog.errors import BadInput
+from tidelog.errors import BadInput, ChannelNotFound, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.channel_meta import ChannelConfig, ChannelMeta
+
+HISTORY_BYTES_MAX = 4 << 20  # of payloads in one page
+
+
+class HistoryPage(NamedTuple):
+    """A page of messages. `next_seq` is where the next page starts; the bounds are those of the whole history."""
+
+    messages: list[Message]
+    next_seq: int
+    first_seq: int
+    last_seq: int
 
 
 class ChannelInfo(NamedTuple):
@@ -35,14 +54,17 @@ class ChannelInfo(NamedTuple):
 
 
 @defer_signals_in(
-    *("join", "leave", "invite", "kick", "members", "state", "configure", "acl", "allow", "disallow", "delete"),
+    *("join", "leave", "invite", "kick", "members", "state", "configure", "acl", "allow", "disallow"),
+    *("change_acl", "delete"),
     *("publish_many", "submit", "subscribe", "history", "bounds", "holes", "push", "pop", "clear", "__len__"),
 )
 class Channel:
     """One channel as one user sees it."""
 
-    def __init__(self, manager: ChannelManager, name: str, user: User) -> None:
+    def __init__(self, manager: ChannelManager, name: str, user: User, source: object = None) -> None:
+        """`source`: gets no event of what this handle does; default: the subscriptions of this handle."""
         self._manager, self.name, self.user = manager, name, user
+        self._source = self if source is None else source
 
     def __repr__(self) -> str:
         return f"Channel({self.name!r}, user={self.user!r})"
@@ -56,20 +78,29 @@ class Channel:
 
     def join(self, **config: object) -> Channel:
         """Become a member. The first member creates the channel with the given settings and owns it."""
-        membership.join(self._manager, self.name, self._require_user("join"), config=config, source=self)
+        membership.join(self._manager, self.name, self._require_user("join"), config=config, source=self._source)
         return self
 
-    def leave(self) -> None:
-        """End the membership. When the last member leaves, or the owner of a fifo channel, the channel is deleted."""
-        membership.leave(self._manager, self.name, self._require_user("leave"), source=self)
+    def leave(self) -> str | None:
+        """End the membership and return the owner afterwards. When the last member leaves, or the owner of a fifo
+        channel, the channel is deleted, and this returns None."""
+        membership.leave(self._manager, self.name, self._require_user("leave"), source=self._source)
+        return self._current_owner()
+
+    def _current_owner(self) -> str | None:
+        try:
+            return self._manager.meta(self.name).owner
+        except ChannelNotFound:
+            return None
 
     def invite(self, user: str) -> None:
         """Make another user a member; owner only."""
-        membership.join(self._manager, self.name, user, by=self.user, source=self)
+        membership.join(self._manager, self.name, user, by=self.user, source=self._source)
 
-    def kick(self, user: str) -> None:
-        """End the membership of another user; owner only."""
-        membership.leave(self._manager, self.name, user, by=self.user, source=self)
+    def kick(self, user: str) -> str | None:
+        """End the membership of another user and return the owner afterwards, as `leave`; owner only."""
+        membership.leave(self._manager, self.name, user, by=self.user, source=self._source)
+        return self._current_owner()
 
     def members(self, page: int = 1, page_size: int = 100) -> tuple[str, ...]:
         """Return one page of the members, sorted by name; pages count from 1. Members only."""
@@ -89,7 +120,7 @@ class Channel:
 
     def configure(self, **changes: object) -> ChannelConfig:
         """Change settings and return all of them; owner only. Settings that are not named keep their values."""
-        return membership.configure(self._manager, self.name, self.user, changes, source=self).config
+        return membership.configure(self._manager, self.name, self.user, changes, source=self._source).config
 
     def acl(self, kind: str) -> tuple[str, ...]:
         """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
@@ -99,15 +130,19 @@ class Channel:
 
     def allow(self, kind: str, *entries: str) -> tuple[str, ...]:
         """Add users or domains to an access list and return it; owner only."""
-        return membership.set_acl(self._manager, self.name, self.user, kind, add=entries)
+        return self.change_acl(kind, add=entries)
 
     def disallow(self, kind: str, *entries: str) -> tuple[str, ...]:
         """Remove users or domains from an access list and return it; owner only."""
-        return membership.set_acl(self._manager, self.name, self.user, kind, remove=entries)
+        return self.change_acl(kind, remove=entries)
+
+    def change_acl(self, kind: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[str, ...]:
+        """Add and remove entries of an access list in one change, and return it; owner only."""
+        return membership.set_acl(self._manager, self.name, self.user, kind, add=add, remove=remove)
 
     def delete(self) -> bool:
         """Delete the channel with its messages; owner only. Return whether there was one."""
-        return membership.delete(self._manager, self.name, self.user, source=self)
+        return membership.delete(self._manager, self.name, self.user, source=self._source)
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────
 
@@ -127,12 +162,52 @@ class Channel:
     def submit(self, payloads: Sequence[bytes], *, qos: int = 1) -> PublishFuture:
         """`publish_many` for an event loop: accepted on return. `PublishFuture.wait` or, for qos 0, `deliver`, called
         in another thread, commits it; otherwise the next tick delivers it."""
-        return messaging.submit(self._manager, self.name, self._require_user("publish"), payloads, qos=qos, source=self)
+        manager, channel, user = self._manager, rules.check_channel(self.name), self._require_user("publish")
+        rules.check_user(user)
+        if qos not in (0, 1) or isinstance(qos, bool):
+            raise BadInput(f"qos must be 0 or 1, not {qos!r}; nothing was written")
+        _check_payloads(payloads)
+        checked = list(payloads)
+        if manager.hook is not None:
+            with manager.locked(channel):  # the hook is not called for users who may not publish
+                rules.check_may_publish(manager.get_channel(channel).meta, user)
+            checked = [validate_payload(manager.hook, manager.metrics, channel, user, payload) for payload in checked]
+        with manager.locked(channel):
+            state = manager.get_channel(channel)
+            rules.check_may_publish(state.meta, user)
+            for payload in checked:
+                rules.check_payload(state.meta, len(payload))
+            return state.submit(checked, user, qos=qos, source=self._source)
 
     def subscribe(self, *, wake: Callable[[], object] | None = None, queue_max: int | None = None) -> Subscription:
-        """Receive messages and presence events from now on. Members only."""
-        user = self._require_user("subscribe")
-        return messaging.subscribe(self._manager, self.name, user, wake=wake, queue_max=queue_max, source=self)
+        """Receive messages and presence events from now on; members only. Messages are delivered only to users whom
+        the read list allows."""
+        manager, channel, user = self._manager, rules.check_channel(self.name), self._require_user("subscribe")
+        rules.check_user(user)
+        limit = manager.limits.queue_max
+        if queue_max is not None and not 1 <= queue_max <= limit:
+            raise BadInput(f"queue_max is {queue_max}, it must be between 1 and {limit}; nothing was done")
+        with manager.locked(channel):
+            state = manager.get_channel(channel)
+            rules.check_member(state.meta, user)
+
+            def on_close(subscription: Subscription) -> None:
+                with state.lock:
+                    state.remove_subscription(subscription)
+
+            subscription = Subscription(
+                channel,
+                user,
+                queue_max=queue_max or limit,
+                wake=wake,
+                source=self._source,
+                can_read=rules.is_allowed(state.meta.acl.read, user),
+                on_close=on_close,
+            )
+            state.add_subscription(subscription)
+            return subscription
+
+    # ── history ───────────────────────────────────────────────────────────────────────────────
 
     def history(
         self,
@@ -145,46 +220,173 @@ class Channel:
         limit: int | None = None,
         skip_damage: bool = False,
     ) -> HistoryPage:
-        """Return a page of delivered messages: from a seq, the newest n, or from a time. For members who may read."""
-        return messaging.history(
-            self._manager,
-            self.name,
-            self.user,
-            first=first,
-            last=last,
-            newest=newest,
-            since_ms=since_ms,
-            until_ms=until_ms,
-            limit=limit,
-            skip_damage=skip_damage,
-        )
+        """Return a page of delivered messages, oldest first: from a seq, the newest n, or from a time; up to a seq or a
+        time. For members who may read. A start before the oldest kept message is moved there. At most `history_max`,
+        or `limit`, messages."""
+        _check_range(first, last, newest, since_ms, until_ms, limit)
+        page_max = self._manager.limits.history_max
+        count = min(limit or page_max, newest or page_max, page_max)
+        with _PinnedLog(self._manager, rules.check_channel(self.name), self.user) as pinned:
+            log, delivered_seq = pinned.log, pinned.delivered_seq
+            if log is None:
+                return HistoryPage([], 1, 1, 0)
+            start = log.first_seq
+            if newest is not None:
+                start = log.newest_start(delivered_seq + 1, count)
+            elif since_ms is not None:
+                start = _seek_time(log, since_ms)
+            elif first is not None:
+                start = first
+            end = delivered_seq if last is None else min(last, delivered_seq)
+            messages: list[Message] | None = None
+            while messages is None:
+                oldest = log.first_seq
+                start = max(start, oldest)
+                if start > end:
+                    return HistoryPage([], start, oldest, delivered_seq)
+                try:
+                    wanted = min(count, end - start + 1)
+                    messages = log.read(start, limit=wanted, bytes_max=HISTORY_BYTES_MAX, skip_damage=skip_damage)
+                except OutOfRange as error:
+                    # Retention dropped the start meanwhile: it is moved to the oldest kept message.
+                    if error.lowest <= start:
+                        raise
+                    start = error.lowest
+            oldest = log.first_seq
+        kept = [each for each in messages if each.seq <= end and (until_ms is None or each.ts_ms <= until_ms)]
+        return HistoryPage(kept, (messages[-1].seq if messages else end) + 1, oldest, delivered_seq)
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first and the last seq of the history. For members who may read."""
-        return messaging.bounds(self._manager, self.name, self.user)
+        """Return the first and the last seq of the history; if it is empty, the last is one less than the first. For
+        members who may read."""
+        with _PinnedLog(self._manager, rules.check_channel(self.name), self.user) as reading:
+            return (1, 0) if reading.log is None else (reading.log.first_seq, reading.delivered_seq)
 
     def holes(self) -> list[tuple[int, int]]:
         """Return the ranges of seqs that a power cut lost before their sync, first and last of each. For members who
-        may read."""
-        return messaging.holes(self._manager, self.name, self.user)
+        may read. The program can publish or push these messages again."""
+        manager, channel = self._manager, rules.check_channel(self.name)
+        with manager.locked(channel, write=False):
+            state = manager.get_readable_channel(channel)
+            rules.check_may_read(state.meta, self.user)
+            if not state.meta.config.persist:
+                return []
+            log = _open_log_if_any(manager, state)
+            return [] if log is None else log.holes
 
     # ── fifo ──────────────────────────────────────────────────────────────────────────────────
 
     def push(self, payload: bytes) -> Message:
         """Append one message to a fifo channel; owner only."""
-        return messaging.push(self._manager, self.name, self._require_user("push"), payload)
+        manager, user = self._manager, self._require_user("push")
+        _check_payloads([payload])
+        with manager.metrics.counted("fifo_pushes"), manager.locked(rules.check_channel(self.name)):
+            state = self._fifo_state()
+            rules.check_member(state.meta, user)
+            rules.check_owner(state.meta, user, "push")
+            rules.check_payload(state.meta, len(payload))
+            sync = state.meta.config.message_flush_interval == 0
+            message = manager.fifo_queue(state).push(payload, user, sync=sync)
+            if not sync and state.dirty_since_ms is None:
+                state.dirty_since_ms = manager.clock.monotonic_ms()
+            return message
 
     def pop(self) -> Message:
-        """Remove and return the oldest message of a fifo channel. For members who may read."""
-        return messaging.pop(self._manager, self.name, self._require_user("pop"))
+        """Remove and return the oldest message of a fifo channel. No other pop returns it, also after a crash. For
+        members who may read."""
+        manager, user = self._manager, self._require_user("pop")
+        with manager.metrics.counted("fifo_pops"), manager.locked(rules.check_channel(self.name)):
+            state = self._fifo_state()
+            rules.check_may_read(state.meta, user)
+            queue = manager.fifo_queue(state)
+            message = queue.pop()
+            state.run_maintenance(queue.trim)
+            return message
 
     def clear(self) -> int:
-        """Drop every waiting message of a fifo channel and return their number; owner only."""
-        return messaging.clear(self._manager, self.name, self.user)
+        """Drop every waiting message of a fifo channel, repair a lost cursor, and return their number; owner only."""
+        manager = self._manager
+        with manager.metrics.counted("fifo_clears"), manager.locked(rules.check_channel(self.name)):
+            state = self._fifo_state()
+            rules.check_owner(state.meta, self.user, "clear it")
+            return manager.fifo_queue(state).clear()
 
     def __len__(self) -> int:
         """Return the number of waiting messages of a fifo channel; owner only."""
-        return messaging.length(self._manager, self.name, self.user)
+        with self._manager.locked(rules.check_channel(self.name)):
+            state = self._fifo_state()
+            rules.check_owner(state.meta, self.user, "count its messages")
+            return self._manager.fifo_queue(state).length()
 
     def __bool__(self) -> bool:
         return True
+
+    def _fifo_state(self) -> ChannelState:
+        state = self._manager.get_channel(self.name)
+        rules.check_type(state.meta, "fifo")
+        return state
+
+
+def _check_payloads(payloads: Sequence[object]) -> None:
+    if not payloads:
+        raise BadInput("no payloads were given; nothing was written")
+    for payload in payloads:
+        if not isinstance(payload, bytes):
+            raise BadInput(f"a payload is bytes, not {type(payload).__name__}; nothing was written, encode it first")
+
+
+class _PinnedLog:
+    """A log that is read without the lock and stays open meanwhile."""
+
+    def __init__(self, manager: ChannelManager, channel: str, user: User) -> None:
+        self._state: ChannelState
+        with manager.locked(channel, write=False):
+            state = manager.get_readable_channel(channel)
+            rules.check_may_read(state.meta, user)
+            if state.meta.config.type == "fifo":
+                raise WrongType(channel, type="fifo", wanted="pubsub")
+            if not state.meta.config.persist:
+                raise NotPersistent(channel)
+            self.log: MessageLog | None = _open_log_if_any(manager, state)
+            self.delivered_seq, self._state = state.delivered_seq, state
+            state.readers += 1
+
+    def __enter__(self) -> _PinnedLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._state.lock:
+            self._state.readers -= 1
+            self._state.lock.notify_all()
+
+
+def _open_log_if_any(manager: ChannelManager, state: ChannelState) -> MessageLog | None:
+    try:
+        return state.message_log()
+    except NotFound:
+        if manager.read_only:
+            return None  # nothing was published yet, and a read-only manager creates no log
+        raise
+
+
+def _seek_time(log: MessageLog, since_ms: int) -> int:
+    """Return the first seq that is not older; retried while retention drops segments."""
+    while True:
+        lowest = log.first_seq
+        try:
+            return log.seek_time(since_ms)
+        except OutOfRange:
+            if log.first_seq == lowest:
+                raise
+
+
+def _check_range(
+    first: object, last: object, newest: object, since_ms: object, until_ms: object, limit: object
+) -> None:
+    given = {"first": first, "last": last, "newest": newest, "limit": limit, "since_ms": since_ms, "until_ms": until_ms}
+    for name, value in given.items():
+        minimum = 0 if name.endswith("_ms") else 1
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
+            raise BadInput(f"{name} is {value!r}, it must be an integer of at least {minimum}; nothing was read")
+    if sum(value is not None for value in (first, newest, since_ms)) > 1:
+        raise BadInput("first, newest and since_ms exclude each other; nothing was read, pass one of them")

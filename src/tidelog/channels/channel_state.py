@@ -2,21 +2,18 @@
 
     1  submit   with the shard's lock: check permission; assign seq and time, append, enqueue
     2  commit   one thread takes the whole queue; one sync for all of it, without the lock
-    3           with the lock again: fan-out in seq order; acks
+    3  publish  with the lock again: fan-out in seq order; acks
 
 A message is neither delivered nor visible in the history before it is as durable as its ack states. Publishers of
-one channel share syncs. A failed commit delivers none of its messages; their seqs stay used. A thread commits once;
-messages queued meanwhile are committed by a thread that waits for one of them, or by the same thread if none waits.
-While a change of the channel waits (`has_waiting_change`) no commit starts; the thread of the change commits the
-queue afterwards.
+one channel share syncs (`wal.group_commit`). A failed commit delivers none of its messages; their seqs stay used.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from threading import Condition, Event, Lock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
 from typing import NamedTuple
 
 from tidelog.channels import rules
@@ -27,7 +24,6 @@ from tidelog.channels.subscription import ChannelEvent, EndReason, Presence, Pre
 from tidelog.clock import Clock
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, join
-from tidelog.disk.interrupts import defer_signals
 from tidelog.errors import (
     ChannelNotFound,
     CursorLost,
@@ -41,6 +37,7 @@ from tidelog.errors import (
     WriteFailed,
 )
 from tidelog.formats.channel_meta import ChannelMeta, decode_cursor, encode_cursor
+from tidelog.wal import CommitFuture, GroupCommit
 
 
 class Ack(NamedTuple):
@@ -55,22 +52,10 @@ class Ack(NamedTuple):
     receivers: int | None  # subscriptions they were delivered to; None: not known yet
 
 
-class PublishFuture:
+class PublishFuture(CommitFuture[Ack]):
     """The outcome of accepted messages. Threads call `wait`; an event loop calls `add_done_callback`."""
 
-    __slots__ = (
-        "_callbacks",
-        "_commit",
-        "_done_event",
-        "_lock",
-        "_outcome",
-        "_waiting_threads",
-        "log",
-        "messages",
-        "qos",
-        "sender_source",
-        "sync",
-    )
+    __slots__ = ("log", "messages", "qos", "sender_source", "size", "sync")
 
     def __init__(
         self,
@@ -79,30 +64,25 @@ class PublishFuture:
         qos: int,
         sync: bool,
         source: object,
-        commit: Callable[[], object],
+        commits: GroupCommit[PublishFuture],
         log: MessageLog | None = None,
     ) -> None:
+        super().__init__(commits)
         self.messages, self.qos, self.sync, self.sender_source = messages, qos, sync, source
         self.log = log  # where they were appended; None: the channel is not persistent
-        self._commit = commit
-        self._outcome: Ack | Error | None = None
-        self._lock = Lock()
-        self._done_event: Event | None = None
-        self._waiting_threads = 0  # threads in `wait`
-        self._callbacks: list[Callable[[PublishFuture], object]] = []
+        self.size = sum(len(message.payload) for message in messages)
 
     @property
     def seq(self) -> int:
         return self.messages[-1].seq
 
     @property
-    def payload_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(len(message.payload) for message in self.messages)
+    def frames(self) -> int:
+        return len(self.messages)
 
     @property
-    def done(self) -> bool:
-        return self._outcome is not None
+    def future(self) -> PublishFuture:
+        return self
 
     def ack(self, *, durable: bool, receivers: int | None) -> Ack:
         last = self.messages[-1]
@@ -110,88 +90,29 @@ class PublishFuture:
 
     def set_outcome(self, outcome: Ack | Error) -> None:
         """Resolve the future; only the first outcome counts. A qos 0 publish is resolved before its delivery."""
-        with self._lock:
-            if self._outcome is not None:
-                return
-            self._outcome = outcome
-            event, callbacks, self._callbacks = self._done_event, self._callbacks, []
-        if event is not None:
-            event.set()
-        for callback in callbacks:
-            # The event loop of a callback may be closed by now; that must not stop the committing thread.
-            with suppress(Exception):
-                callback(self)
+        if not self.done:
+            self.set_result(outcome)
 
-    def add_done_callback(self, callback: Callable[[PublishFuture], object]) -> None:
-        """Call `callback(future)` once the outcome is known: now if it is, else in the committing thread. The callback
-        must be short and must not block."""
-        with self._lock:
-            if self._outcome is None:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+    def on_done(self, error: Error | None) -> None:
+        if error is not None:
+            self.set_outcome(error)
 
     def deliver(self) -> None:
         """Commit the queue of the channel unless another thread is committing it."""
-        self._commit()
-
-    def hand_over_commit(self) -> bool:
-        """Wake a thread that waits for this future to commit the queue; return False if none waits."""
-        with self._lock:
-            if self._outcome is not None or not self._waiting_threads or self._done_event is None:
-                return False
-            self._done_event.set()
-            return True
+        self.try_commit()
 
     def result(self) -> Ack:
         """Return the ack or raise the error; only once it is `done`."""
-        assert self._outcome is not None, "called before it is done"
-        if isinstance(self._outcome, Error):
-            raise self._outcome.with_traceback(None)
-        return self._outcome
-
-    def wait(self, timeout: float | None = None) -> Ack:
-        """Return the ack or raise the error. This thread commits the queue if no other thread does, and when the
-        committing thread hands over after its one commit."""
-        while not self.done:
-            self._commit()
-            with self._lock:
-                if self._outcome is not None:
-                    break
-                event = self._done_event = self._done_event or Event()
-                self._waiting_threads += 1
-            try:
-                event.wait(timeout)
-            except BaseException:
-                if self._end_wait(event):
-                    self._commit()  # the commit was handed over to this thread, which stops waiting
-                raise
-            if not self._end_wait(event) and not self.done:
-                raise InDoubt(
-                    f"{self.messages[0].channel}: no outcome within {timeout} s; the message may still be delivered, "
-                    "check the history before you publish it again"
-                )
-        return self.result()
-
-    def _end_wait(self, event: Event) -> bool:
-        """End the wait of this thread; return whether it was woken, by an outcome or by a handed-over commit."""
-        with self._lock:
-            self._waiting_threads -= 1
-            woken = event.is_set()
-            if self._outcome is None:
-                event.clear()
-            return woken
+        assert self.done, "called before it is done"
+        return self.wait()
 
 
 _log = logging.getLogger("tidelog.channels")
 
 
 class ChannelState:
-    """One open channel. Every method except `commit` and `flush` needs the shard's lock.
-
-    It does not use the group commit of the WAL: `wal.Shard` writes the frames of a batch itself, while messages are
-    appended when they are accepted and share only the sync. Its commit lock would also have to yield to changes.
-    """
+    """One open channel: the store of its group commit. Messages are appended when they are accepted and share only the
+    sync. Every method needs the shard's lock, except `exclusive`, `flush` and those that the group commit calls."""
 
     def __init__(
         self,
@@ -201,22 +122,20 @@ class ChannelState:
         metrics: ChannelMetrics,
         open_log: Callable[[ChannelState], MessageLog],
         *,
-        has_waiting_change: Callable[[], bool] = lambda: False,
         uncommitted: dict[str, ChannelState] | None = None,
     ) -> None:
         self.meta, self.lock, self._clock, self._metrics = meta, lock, clock, metrics
         self._open_log = open_log
-        self.has_waiting_change = has_waiting_change  # whether a change of the channel waits or runs
-        self._uncommitted = {} if uncommitted is None else uncommitted  # the shard's channels with queued messages
+        self.commits: GroupCommit[PublishFuture] = GroupCommit(self)
+        self._uncommitted = {} if uncommitted is None else uncommitted  # the shard's channels for the next tick
         self.commit_count = 0  # commits, with or without a sync
+        self._synced_log: MessageLog | None = None  # the log that the running commit has synced
         self.log: MessageLog | None = None  # None while it is closed
         self.is_verified = False  # its log was verified once and is not verified again when it is reopened
         self.next_seq = 1  # of a channel whose log is not open; a persistent channel asks its log
         self.delivered_seq = 0  # the newest delivered seq: readers see nothing after it
         self.last_ts_ms = 0
         self.subscriptions: list[Subscription] = []
-        self.queued: list[PublishFuture] = []
-        self.committing = False
         self.readers = 0  # readers of the log that do not hold the lock
         self.is_deleted = False
         self.dirty_since_ms: int | None = None  # when the oldest unsynced message was appended
@@ -230,8 +149,8 @@ class ChannelState:
     def is_idle(self) -> bool:
         """Whether its log may be closed: open, unused, synced and not latched."""
         log = self.log
-        busy = self.committing or self.readers or self.queued
-        return log is not None and not busy and log.is_synced and not log.is_latched
+        is_unused = self.commits.is_idle and not self.readers
+        return log is not None and is_unused and log.is_synced and not log.is_latched
 
     def message_log(self) -> MessageLog:
         """Return the log of a persistent channel; open it if necessary."""
@@ -242,9 +161,21 @@ class ChannelState:
             self.delivered_seq = log.last_seq
         return log
 
-    def wait_idle(self) -> None:
-        """Wait until no thread commits and none reads. The lock is released meanwhile."""
-        while self.committing or self.readers:
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Run a change: at most one commit comes before it, and no commit and no read of the log starts until it is
+        done. Called without the shard's lock. Messages queued meanwhile are committed afterwards."""
+        try:
+            with self.commits.exclusive():
+                yield
+        finally:
+            with self.lock:
+                self.lock.notify_all()  # readers wait for the end of the change
+            self.commits.commit_all()
+
+    def wait_for_readers(self) -> None:
+        """Wait until no thread reads the log. The lock is released meanwhile."""
+        while self.readers:
             self.lock.wait()
 
     # ── publish ───────────────────────────────────────────────────────────────────────────────
@@ -264,92 +195,71 @@ class ChannelState:
         handler = self.handler
         messages = [Message(handler, seq, ts_ms, sender, payload) for seq, payload in enumerate(payloads, first)]
         sync = persist and qos == 1 and self.meta.config.message_flush_interval == 0
-        future = PublishFuture(messages, qos=qos, sync=sync, source=source, commit=self.commit, log=log)
-        self.queued.append(future)
+        future = PublishFuture(messages, qos=qos, sync=sync, source=source, commits=self.commits, log=log)
+        self.commits.submit(future)
         self._uncommitted[handler] = self
         if qos == 0:
             future.set_outcome(future.ack(durable=False, receivers=None))
         return future
 
-    @defer_signals
-    def commit(self, *, last: bool = False) -> None:
-        """Sync and deliver the queue. Does nothing while another thread commits, which hands over what it does not
-        take, or while a change waits, whose thread calls this afterwards. Called without the lock; outcomes go to the
-        futures. `last`: the channel is being closed, and no change can follow."""
-        while True:
-            with self.lock:
-                if self.committing or not self.queued or (not last and self.has_waiting_change()):
-                    return
-                self.commit_count += 1
-                taken, log = self.queued[:], self.log
-                # A log that was removed since needs no sync.
-                durable = log is not None and any(future.sync and future.log is log for future in taken)
-                self.committing = durable
-                counts = [] if durable else self._deliver(taken)
-            try:
-                if durable and log is not None:
-                    self._commit_synced(taken, log)
-                else:
-                    self._resolve_futures(taken, counts, None)
-            except BaseException:
-                self._finish_commit(durable=durable)
-                raise
-            if self._finish_commit(durable=durable):
-                return
-
-    def _finish_commit(self, *, durable: bool) -> bool:
-        """End one commit; return whether a waiting thread takes over what was queued meanwhile."""
-        with self.lock:
-            if durable:
-                self._end_commit()
-            left = list(self.queued)
-        return any(future.hand_over_commit() for future in left)
-
-    def _commit_synced(self, futures: list[PublishFuture], log: MessageLog) -> None:
-        """One sync, then fan-out and acks."""
+    def commit_batch(self, batch: list[PublishFuture], _gathered_us: int) -> None:
+        """One sync for the batch, if a message of it asks for one."""
+        self.commit_count += 1
+        log, outcome = self.log, None
+        # A log that was removed since needs no sync.
+        needs_sync = log is not None and any(future.sync and future.log is log for future in batch)
+        self._synced_log = log if needs_sync else None
         try:
-            log.sync()
-        except Error as error:
-            with self.lock:
-                self._remove_queued(futures)
-            self._metrics.add("broadcasts", error.code, by=len(futures))
-            for future in futures:
-                future.set_outcome(error)
-            return
-        with self.lock:
-            counts = self._deliver(futures)
-            self._mark_flushed(log)
-        self._resolve_futures(futures, counts, log)
+            if log is not None and needs_sync:
+                log.sync()
+        except BaseException as error:
+            outcome = error
+        self.commits.finish_batch(batch, outcome)
 
-    def _end_commit(self) -> None:
-        self.committing = False
-        self.lock.notify_all()
+    def publish(self, batch: list[PublishFuture], error: Error | None) -> None:
+        """Fan-out and acks; a batch whose sync failed is not delivered."""
+        try:
+            if error is None:
+                self._deliver(batch, self._synced_log)
+            else:
+                self._metrics.add("broadcasts", error.code, by=len(batch))
+                for future in batch:
+                    future.set_outcome(error)
+        except BaseException as failure:
+            self.commits.fail_all(batch, failure)
+            raise
+
+    def fail(self, cause: BaseException) -> Error:
+        """The outcome of messages whose commit raised an unexpected exception."""
+        return InDoubt(
+            f"{self.handler}: committing failed unexpectedly ({cause!r}); the message may have been delivered, check "
+            "the history before you publish it again"
+        )
+
+    def in_doubt(self, timeout: float | None) -> InDoubt:
+        """The error of a publisher that stops waiting."""
+        return InDoubt(
+            f"{self.handler}: no outcome within {timeout} s; the message may still be delivered, check the history "
+            "before you publish it again"
+        )
 
     def _mark_flushed(self, log: MessageLog) -> None:
         self.dirty_since_ms = None if log.is_synced else self._clock.monotonic_ms()
 
-    def _deliver(self, futures: list[PublishFuture]) -> list[int]:
-        """Deliver messages from the head of the queue; return the number of receivers of each publish."""
-        self._remove_queued(futures)
+    def _deliver(self, futures: list[PublishFuture], synced_log: MessageLog | None) -> None:
+        """Queue messages for the subscribers, then resolve the futures."""
         counts = []
-        for future in futures:
-            self.delivered_seq = future.seq
-            counts.append(self._fan_out(future.messages, future.sender_source, readers_only=True))
-        self._enforce_cap()
-        return counts
-
-    def _remove_queued(self, futures: list[PublishFuture]) -> None:
-        """Remove these futures from the head of the queue."""
-        del self.queued[: len(futures)]
-        if not self.queued:
-            self._uncommitted.pop(self.handler, None)
-
-    def _resolve_futures(self, futures: list[PublishFuture], counts: list[int], synced_log: MessageLog | None) -> None:
-        delivered = sum(len(future.messages) * count for future, count in zip(futures, counts, strict=True))
+        with self.lock:
+            for future in futures:
+                self.delivered_seq = future.seq
+                counts.append(self._fan_out(future.messages, future.sender_source, readers_only=True))
+            self._enforce_cap()
+            if synced_log is not None:
+                self._mark_flushed(synced_log)
         self._metrics.add_all(
             ("broadcasts", SUCCESS, len(futures)),
-            ("deliveries", "", delivered),
-            ("broadcast_payload_bytes", "", sum(future.payload_bytes for future in futures)),
+            ("deliveries", "", sum(future.frames * count for future, count in zip(futures, counts, strict=True))),
+            ("broadcast_payload_bytes", "", sum(future.size for future in futures)),
         )
         for future, count in zip(futures, counts, strict=True):
             future.set_outcome(future.ack(durable=synced_log is not None and future.log is synced_log, receivers=count))
@@ -426,10 +336,8 @@ class ChannelState:
     def shut_down(self, reason: EndReason) -> None:
         """End every subscription and fail every message that was not committed."""
         self.is_deleted = reason == "deleted"
-        for future in self.queued:
+        for future in self.commits.drain():
             future.set_outcome(ChannelNotFound(self.handler))
-        self.queued.clear()
-        self._uncommitted.pop(self.handler, None)
         for subscription in list(self.subscriptions):
             self.remove_subscription(subscription, reason)
 

@@ -1,7 +1,7 @@
 """All channels of one directory: shards, restore, lookup, background work, close; and the hook.
 
 A shard is a lock and the channels that a stable hash of their names assigns to it. The membership index spans all
-shards and has its own lock, which is taken last. Operations on a channel are in `membership` and `messaging`.
+shards and has its own lock, which is taken last. Operations on a channel are in `membership` and `channel`.
 
 Restore reads every `metadata.bin` and no message: a log is opened when it is first needed, and at most
 `logs_open_max` stay open (docs/decisions/0013). A channel that cannot be read is skipped, counted and listed in
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Condition, Lock
 from typing import Final, NamedTuple, TypeAlias
@@ -173,33 +173,8 @@ class ChannelShard:
         self.lock = Condition()
         self.channels: dict[str, ChannelState] = {}
         self.open_logs: dict[str, ChannelState] = {}  # channels with an open log, least recently used first
-        self.uncommitted: dict[str, ChannelState] = {}  # channels with accepted messages that are not committed
+        self.uncommitted: dict[str, ChannelState] = {}  # channels that accepted messages since the last tick
         self._open_logs_max = logs_open_max
-        self._waiting_changes: dict[str, int] = {}  # number of changes that wait or run, by channel
-        self._waiting_lock = Lock()  # separate: a change is announced before it takes the shard's lock
-
-    def has_waiting_change(self, channel: str) -> bool:
-        """Whether a change of this channel waits or runs."""
-        return channel in self._waiting_changes
-
-    @contextmanager
-    def exclusive(self, channel: str) -> Iterator[None]:
-        """Announce a change of a channel: no commit and no read of it starts until the body is done. Called without
-        the shard's lock. Messages queued meanwhile are committed afterwards."""
-        with self._waiting_lock:
-            self._waiting_changes[channel] = self._waiting_changes.get(channel, 0) + 1
-        try:
-            yield
-        finally:
-            with self._waiting_lock:
-                self._waiting_changes[channel] -= 1
-                if not self._waiting_changes[channel]:
-                    del self._waiting_changes[channel]
-            with self.lock:
-                state = self.channels.get(channel)
-                self.lock.notify_all()
-            if state is not None:
-                state.commit()
 
     def track_open_log(self, state: ChannelState) -> None:
         """Mark a log as recently used; close idle logs above the limit, least recently used first."""
@@ -244,8 +219,8 @@ class ChannelManager:
         """Disable this object in a forked child: using a channel raises Forked; the parent keeps the files."""
         self._opener_pid, self._closed = pid, True
         states = [state for shard in self._shards for state in list(shard.channels.values())]
-        futures = [future for state in states for future in list(state.queued)]
-        fork.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *states, *futures)
+        commits = [state.commits for state in states]
+        fork.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *states, *commits)
 
     # ── restore ───────────────────────────────────────────────────────────────────────────────
 
@@ -312,10 +287,15 @@ class ChannelManager:
 
     @contextmanager
     def exclusive(self, channel: str) -> Iterator[ChannelShard]:
-        """Lock the shard of a channel for a change. At most one commit of the channel runs before it; publishers
+        """Lock a channel and its shard for a change. At most one commit of the channel runs before it; publishers
         continue afterwards."""
-        with self.shard(channel).exclusive(channel), self.locked(channel) as shard:
-            yield shard
+        channels = self.shard(channel).channels
+        while True:
+            state = channels.get(channel)
+            with nullcontext() if state is None else state.exclusive(), self.locked(channel) as shard:
+                if channels.get(channel) is state:
+                    yield shard
+                    return
 
     @contextmanager
     def locked(self, channel: str, *, write: bool = True) -> Iterator[ChannelShard]:
@@ -347,22 +327,20 @@ class ChannelManager:
             return self.get_channel(channel).meta
 
     def get_idle_channel(self, channel: str) -> ChannelState:
-        """Return the channel of this name once no thread commits or reads in it. The lock is released meanwhile."""
-        while True:
-            state = self.get_channel(channel)
-            state.wait_idle()
-            self._check_open(write=True)
-            if self.shard(channel).channels.get(channel) is state:
-                return state
+        """Return the channel of this name once no thread reads its log, inside `exclusive`. The shard's lock is
+        released meanwhile."""
+        state = self.get_channel(channel)
+        state.wait_for_readers()
+        self._check_open(write=True)
+        return state
 
     def get_readable_channel(self, channel: str) -> ChannelState:
         """Return the channel of this name once no change of it waits: a stream of readers must not starve changes. The
         lock is released meanwhile."""
-        shard = self.shard(channel)
-        while shard.has_waiting_change(channel):
-            shard.lock.wait()
+        while (state := self.get_channel(channel)).commits.has_waiting_change:
+            state.lock.wait()
             self._check_open(write=False)
-        return self.get_channel(channel)
+        return state
 
     def add_channel(self, shard: ChannelShard, state: ChannelState) -> None:
         shard.channels[state.handler] = state
@@ -370,14 +348,13 @@ class ChannelManager:
 
     def new_channel_state(self, meta: ChannelMeta) -> ChannelState:
         """Create the state of a channel that is not registered yet."""
-        shard, handler = self.shard(meta.handler), meta.handler
+        shard = self.shard(meta.handler)
         return ChannelState(
             meta,
             shard.lock,
             self.clock,
             self.metrics,
             self._open_log,
-            has_waiting_change=lambda: shard.has_waiting_change(handler),
             uncommitted=shard.uncommitted,
         )
 
@@ -402,8 +379,9 @@ class ChannelManager:
                     return
                 due = [state for state in shard.open_logs.values() if self._needs_flush(state, now_ms)]
                 uncommitted = list(shard.uncommitted.values())
+                shard.uncommitted.clear()
             for state in uncommitted:
-                state.commit()  # qos 0 messages of a program that did not call `deliver`
+                state.commits.commit_all()  # qos 0 messages of a program that did not call `deliver`
             for state in due:
                 with shard.lock:
                     log = state.log
@@ -447,13 +425,10 @@ class ChannelManager:
                 self._closed = True
                 states = list(shard.channels.values())
             for state in states:
-                while True:
-                    state.commit(last=True)
-                    with shard.lock:
-                        state.wait_idle()
-                        if not state.queued:  # otherwise another thread handed over
-                            break
+                while state.commits.commit_pending():
+                    pass
                 with shard.lock:
+                    state.wait_for_readers()
                     state.shut_down("closed")
                     try:
                         state.close_log()

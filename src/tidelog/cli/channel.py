@@ -4,19 +4,21 @@
     tidelog channel … CHANNEL --server URL      the server is the writer, and the command a client
 
 Commands that read open a directory beside a writer; commands that write lock it, and print their result after it is
-closed. Both backends return the same values. A user that is None is the operator: the owner of the files, or a key
-with the scope admin; a read uses the key's own user where the key has no such scope.
+closed. A command uses a `Database` or a `RemoteDatabase`, which have the same methods. Without a user it acts as the
+operator: the owner of the files, or a key with the scope admin; a read uses the key's own user where the key has no
+such scope.
 """
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
-from tidelog.channels import OPERATOR, Channel, ChannelManager, ChannelMeta, Message
+from tidelog.channels import OPERATOR, Channel, ChannelInfo, HistoryPage, Message, Operator
 from tidelog.channels.rules import ACL_KINDS, ChannelLimits
 from tidelog.cli import target
 from tidelog.cli.command import (
@@ -32,236 +34,70 @@ from tidelog.cli.command import (
 )
 from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, plural
-from tidelog.client import Client, RemoteChannel, RemoteMessage
-from tidelog.client.channel import KEY_USER, list_remote_channels
+from tidelog.client import KEY_USER, RemoteChannel, RemoteDatabase
 from tidelog.database import Database
-from tidelog.errors import ChannelNotFound, Error, Forbidden
+from tidelog.errors import ChannelNotFound, Error, Forbidden, NotPersistent, WrongType
 
 T = TypeVar("T")
-AnyMessage = Message | RemoteMessage
-
-
-class ChannelBackend(Protocol):
-    def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """One row per channel, and the reason for each that cannot be read."""
-        ...
-
-    def show(self, name: str) -> dict[str, Any]: ...
-    def history(self, name: str, bounds: dict[str, int | None]) -> tuple[Sequence[AnyMessage], int, int]:
-        """A page, the start of the next one, and the last seq."""
-        ...
-
-    def bounds(self, name: str) -> tuple[int, int]: ...
-    def create(self, name: str, user: str, config: Mapping[str, object]) -> dict[str, Any]: ...
-    def join(self, name: str, user: str, by: str | None) -> dict[str, Any]: ...
-    def leave(self, name: str, user: str, by: str | None) -> str | None:
-        """The new owner; None where the channel ended."""
-        ...
-
-    def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
-        """Their seqs."""
-        ...
-
-    def acl(self, name: str, user: str | None, kind: str) -> Sequence[str]: ...
-    def set_acl(
-        self, name: str, user: str | None, kind: str, add: Sequence[str], remove: Sequence[str]
-    ) -> Sequence[str]: ...
-    def delete(self, name: str, user: str | None) -> None: ...
+AnyDatabase = Database | RemoteDatabase
+AnyChannel = Channel | RemoteChannel
 
 
 def channel_name(args: Namespace) -> str:
     return target.target_name(args, "CHANNEL")
 
 
-def open_channels(
-    args: Namespace, screen: Screen, *, write: bool, create: bool = False
-) -> AbstractContextManager[ChannelBackend]:
-    """Open the backend that the command line names. Everything is durable when the block ends."""
-    return target.open_target(args, screen, LocalChannels, RemoteChannels, write=write, create=create)
+def _user(name: str | None) -> str | Operator:
+    return OPERATOR if name is None else name
 
 
-def _meta_fields(meta: ChannelMeta) -> dict[str, Any]:
-    config = {name: getattr(meta.config, name) for name in meta.config.__struct_fields__}
-    return {"channel": meta.handler, "owner": meta.owner, **config, "members": list(meta.members)}
-
-
-class LocalChannels:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def _channel(self, name: str, user: str | None = None) -> Channel:
-        return self._database.channel(name, user=OPERATOR if user is None else user)
-
-    @staticmethod
-    def _bounds(manager: ChannelManager, name: str) -> tuple[int, int] | None:
-        """First and last seq; None for a queue, which has no history."""
-        return Channel(manager, name, OPERATOR).bounds() if manager.meta(name).config.type == "pubsub" else None
-
-    def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        manager = self._database.channels
-        rows: list[dict[str, Any]] = []
-        for name in manager.channel_names():
-            meta = manager.meta(name)
-            row: dict[str, Any] = {"channel": name, "type": meta.config.type, "owner": meta.owner}
-            row |= {"members": len(meta.members), "first_seq": None, "last_seq": None, "trouble": None}
-            try:
-                if (bounds := self._bounds(manager, name)) is not None:
-                    row["first_seq"], row["last_seq"] = bounds
-            except Error as error:
-                row["trouble"] = str(error)
-            rows.append(row)
-        return rows, dict(manager.report.skipped)
-
-    def show(self, name: str) -> dict[str, Any]:
-        manager = self._database.channels
-        meta = manager.meta(name)
-        bounds = self._bounds(manager, name) or (None, None)
-        acl = {kind: list(getattr(meta.acl, kind)) for kind in ACL_KINDS}
-        holes = self._channel(name).holes()
-        return _meta_fields(meta) | {"acl": acl, "first_seq": bounds[0], "last_seq": bounds[1], "holes": holes}
-
-    def bounds(self, name: str) -> tuple[int, int]:
-        return self._channel(name).bounds()
-
-    def history(self, name: str, bounds: dict[str, int | None]) -> tuple[Sequence[AnyMessage], int, int]:
-        named = {{"since": "since_ms", "until": "until_ms"}.get(key, key): value for key, value in bounds.items()}
-        page = self._channel(name).history(**named)  # type: ignore[arg-type] # skip_damage is not among them
-        return page.messages, page.next_seq, page.last_seq
-
-    def create(self, name: str, user: str, config: Mapping[str, object]) -> dict[str, Any]:
-        self._channel(name, user).join(**config)
-        return _meta_fields(self._database.channels.meta(name))
-
-    def join(self, name: str, user: str, by: str | None) -> dict[str, Any]:
-        self._database.channels.meta(name)  # joining must not create a channel: it would not persist
-        if by is None:
-            self._channel(name, user).join()
-        else:
-            self._channel(name, by).invite(user)
-        return _meta_fields(self._database.channels.meta(name))
-
-    def leave(self, name: str, user: str, by: str | None) -> str | None:
-        if by is None:
-            self._channel(name, user).leave()
-        else:
-            self._channel(name, by).kick(user)
-        exists = name in self._database.channels.channel_names()
-        return self._database.channels.meta(name).owner if exists else None
-
-    def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
-        ack = self._channel(name, user).publish_many(payloads)
-        return range(ack.seq - ack.messages + 1, ack.seq + 1)
-
-    def acl(self, name: str, user: str | None, kind: str) -> Sequence[str]:
-        return self._channel(name, user).acl(kind)
-
-    def set_acl(
-        self, name: str, user: str | None, kind: str, add: Sequence[str], remove: Sequence[str]
-    ) -> Sequence[str]:
-        channel = self._channel(name, user)
-        listed = channel.allow(kind, *add) if add else ()
-        return channel.disallow(kind, *remove) if remove else listed
-
-    def delete(self, name: str, user: str | None) -> None:
-        if not self._channel(name, user).delete():
-            raise ChannelNotFound(name)
-
-
-class RemoteChannels:
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def _channel(self, name: str, user: object = None) -> RemoteChannel:
-        return RemoteChannel(self._client, name, user)
-
-    def _read_as_member(self, name: str, read: Callable[[RemoteChannel], T]) -> T:
-        try:
-            return read(self._channel(name))
-        except Forbidden:
-            return read(self._channel(name, KEY_USER))
-
-    def list_rows(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        rows, unreadable, user = list_remote_channels(self._client)
-        listed = []
-        for row in rows:
-            fields = {key: row[key] for key in ("channel", "type", "owner", "members")}
-            fields |= {"first_seq": None, "last_seq": None, "trouble": None}
-            try:
-                state = self._channel(row["channel"], user).state()
-                fields |= {"first_seq": state["first_seq"], "last_seq": state["last_seq"]}
-            except Error as error:
-                fields["trouble"] = str(error)
-            listed.append(fields)
-        return listed, unreadable
-
-    def show(self, name: str) -> dict[str, Any]:
-        def describe(channel: RemoteChannel) -> dict[str, Any]:
-            state = channel.state()
-            fields = {"channel": name, "owner": state["owner"], **state["config"], "members": channel.members()}
-            try:
-                acl: dict[str, list[str]] | None = channel.acl()
-            except Forbidden:
-                acl = None  # only the owner may read it
-            seqs = {name: state[name] for name in ("first_seq", "last_seq")}
-            return fields | {"acl": acl, **seqs, "holes": state.get("holes", [])}
-
-        return self._read_as_member(name, describe)
-
-    def bounds(self, name: str) -> tuple[int, int]:
-        state = self._read_as_member(name, RemoteChannel.state)
-        return state["first_seq"] or 1, state["last_seq"] or 0
-
-    def history(self, name: str, bounds: dict[str, int | None]) -> tuple[Sequence[AnyMessage], int, int]:
-        return self._read_as_member(name, lambda channel: channel.history(**bounds))
-
-    def create(self, name: str, user: str, config: Mapping[str, object]) -> dict[str, Any]:
-        self._channel(name, user).join(config=config)
-        return self._describe(name, user)
-
-    def _describe(self, name: str, user: str) -> dict[str, Any]:
-        channel = self._channel(name, user)
-        state = channel.state()
-        return {"channel": name, "owner": state["owner"], **state["config"], "members": channel.members()}
-
-    def join(self, name: str, user: str, by: str | None) -> dict[str, Any]:
-        if by is not None:
-            self._channel(name, by).join(user)
-            return self._describe(name, by)
-        self._read_as_member(name, _check_exists)
-        self._channel(name, user).join()
-        return self._describe(name, user)
-
-    def leave(self, name: str, user: str, by: str | None) -> str | None:
-        result = self._channel(name, user).leave() if by is None else self._channel(name, by).leave(user)
-        owner: str | None = result["owner"]
-        return owner
-
-    def publish(self, name: str, user: str, payloads: list[bytes]) -> range:
-        result = self._channel(name, user).publish(payloads)
-        return range(result["first_seq"], result["last_seq"] + 1)
-
-    def acl(self, name: str, user: str | None, kind: str) -> Sequence[str]:
-        return self._channel(name, user).acl()[kind]
-
-    def set_acl(
-        self, name: str, user: str | None, kind: str, add: Sequence[str], remove: Sequence[str]
-    ) -> Sequence[str]:
-        return self._channel(name, user).set_acl(kind, add=add, remove=remove)
-
-    def delete(self, name: str, user: str | None) -> None:
-        if not self._channel(name, user).delete():
-            raise ChannelNotFound(name)
-
-
-def _check_exists(channel: RemoteChannel) -> None:
-    """Raise ChannelNotFound for a missing channel, so that a join does not create one. Users who may not read it learn
-    that it exists."""
+def _read(database: AnyDatabase, name: str, read: Callable[[AnyChannel], T]) -> T:
+    """Read a channel as the operator, or as the user of the key where the key has no scope admin."""
     try:
-        channel.state()
-    except ChannelNotFound:
-        raise
+        return read(database.channel(name))
     except Forbidden:
-        return
+        if isinstance(database, Database):
+            raise
+        return read(database.channel(name, user=KEY_USER))
+
+
+def _info_fields(info: ChannelInfo) -> dict[str, Any]:
+    config = {name: getattr(info.config, name) for name in info.config.__struct_fields__}
+    return {"channel": info.channel, "owner": info.owner, **config, "members": list(info.members)}
+
+
+def _local_rows(database: Database) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    rows = []
+    for name in database.channels.channel_names():
+        info = database.channel(name).state()
+        fields = {"channel": name, "type": info.config.type, "owner": info.owner, "members": len(info.members)}
+        rows.append(fields | _bounds_fields(database.channel(name)))
+    return rows, dict(database.channels.report.skipped)
+
+
+def _remote_rows(database: RemoteDatabase) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    listed, unreadable, user = database.channel_rows()
+    rows = []
+    for row in listed:
+        fields = {key: row[key] for key in ("channel", "type", "owner", "members")}
+        rows.append(fields | _bounds_fields(database.channel(row["channel"], user=user)))
+    return rows, unreadable
+
+
+def _bounds_fields(channel: AnyChannel) -> dict[str, Any]:
+    """The first and the last seq, or the reason why they cannot be read."""
+    try:
+        first, last = _bounds(channel)
+    except Error as error:
+        return {"first_seq": None, "last_seq": None, "trouble": str(error)}
+    return {"first_seq": first, "last_seq": last, "trouble": None}
+
+
+def _bounds(channel: AnyChannel) -> tuple[int | None, int | None]:
+    """The first and the last seq; None for a queue, which has no history, and for members who may not read."""
+    with suppress(WrongType, NotPersistent, Forbidden):
+        return channel.bounds()
+    return None, None
 
 
 _PAYLOAD_BYTES_MAX = ChannelLimits().payload_bytes_max
@@ -273,8 +109,8 @@ _PAYLOAD_BYTES_MAX = ChannelLimits().payload_bytes_max
 def ls(args: Namespace, screen: Screen) -> int:
     """List channels."""
     target.check_one_target(args, "channels")
-    with open_channels(args, screen, write=False) as backend:
-        channels, skipped = backend.list_rows()
+    with target.open_target(args, screen, write=False) as database:
+        channels, skipped = _local_rows(database) if isinstance(database, Database) else _remote_rows(database)
     troubles = [*skipped.values(), *(row["trouble"] for row in channels if row["trouble"])]
     if screen.json:
         screen.print_result({"channels": channels, "unreadable": skipped})
@@ -290,8 +126,8 @@ def ls(args: Namespace, screen: Screen) -> int:
 def show(args: Namespace, screen: Screen) -> int:
     """Show one channel."""
     name = channel_name(args)
-    with open_channels(args, screen, write=False) as backend:
-        fields = backend.show(name)
+    with target.open_target(args, screen, write=False) as database:
+        fields = _read(database, name, _describe)
     plain = {name: value for name, value in fields.items() if name not in ("members", "acl", "holes")}
     acl = fields["acl"] or {}
     lines = [f"{name}: {'–' if value is None else value}" for name, value in plain.items()]
@@ -301,28 +137,44 @@ def show(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def _describe(channel: AnyChannel) -> dict[str, Any]:
+    info = channel.state()
+    first, last = _bounds(channel)
+    try:
+        acl: dict[str, list[str]] | None = {kind: list(channel.acl(kind)) for kind in ACL_KINDS}
+    except Forbidden:
+        acl = None  # only the owner may read it
+    return _info_fields(info) | {"acl": acl, "first_seq": first, "last_seq": last, "holes": channel.holes()}
+
+
 def history(args: Namespace, screen: Screen) -> int:
     """Print messages."""
     name, left = channel_name(args), args.limit
-    bounds: dict[str, int | None] = {"first": args.first, "last": args.last}
-    bounds["since"] = None if args.since is None else args.since // 1000
-    bounds["until"] = None if args.until is None else args.until // 1000
-    with open_channels(args, screen, write=False) as backend:
+    first: int | None = args.first
+    since_ms = None if args.since is None else args.since // 1000
+    until_ms = None if args.until is None else args.until // 1000
+    with target.open_target(args, screen, write=False) as database:
         if args.newest is not None:  # may be more than one page
-            first, last = backend.bounds(name)
-            bounds["first"] = max(last - args.newest + 1, first, 1)
+            oldest, newest = _read(database, name, lambda channel: channel.bounds())
+            first = max(newest - args.newest + 1, oldest, 1)
         while left is None or left > 0:
-            messages, next_seq, last_seq = backend.history(name, bounds | {"limit": left})
-            for message in messages:
+            bounds = (first, args.last, since_ms, until_ms, left)
+            page = _read(database, name, partial(_read_page, bounds))
+            for message in page.messages:
                 _print_message(message, screen)
-            if not messages or next_seq > last_seq:
+            if not page.messages or page.next_seq > page.last_seq:
                 break
-            left = None if left is None else left - len(messages)
-            bounds |= {"first": next_seq, "since": None}
+            left = None if left is None else left - len(page.messages)
+            first, since_ms = page.next_seq, None
     return 0
 
 
-def _print_message(message: AnyMessage, screen: Screen) -> None:
+def _read_page(bounds: tuple[int | None, ...], channel: AnyChannel) -> HistoryPage:
+    first, last, since_ms, until_ms, limit = bounds
+    return channel.history(first, last=last, since_ms=since_ms, until_ms=until_ms, limit=limit)
+
+
+def _print_message(message: Message, screen: Screen) -> None:
     if not screen.json:
         screen.write_data(message.payload + b"\n")
         return
@@ -337,8 +189,10 @@ def _print_message(message: AnyMessage, screen: Screen) -> None:
 def create(args: Namespace, screen: Screen) -> int:
     """Create a channel that persists."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True, create=True) as backend:
-        fields = backend.create(name, args.user, {"persist": True} | dict(args.settings))
+    with target.open_target(args, screen, write=True, create=True) as database:
+        channel = database.channel(name, user=args.user)
+        channel.join(**{"persist": True} | dict(args.settings))
+        fields = _info_fields(channel.state())
     action = "joined" if len(fields["members"]) > 1 else "created"
     screen.print_result(fields, f"{action} {name}, a {fields['type']} channel, owned by {fields['owner']}")
     return 0
@@ -347,8 +201,15 @@ def create(args: Namespace, screen: Screen) -> int:
 def join(args: Namespace, screen: Screen) -> int:
     """Make a user a member."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as backend:
-        fields = backend.join(name, args.user, args.by)
+    with target.open_target(args, screen, write=True) as database:
+        with suppress(Forbidden):  # users who may not read a channel learn that it exists
+            _read(database, name, lambda channel: channel.state())  # joining must not create a channel
+        channel = database.channel(name, user=args.by or args.user)
+        if args.by is None:
+            channel.join()
+        else:
+            channel.invite(args.user)
+        fields = _info_fields(channel.state())
     screen.print_result(fields, f"{args.user} is in {name}, with {plural(len(fields['members']), 'member')} in all")
     return 0
 
@@ -356,8 +217,9 @@ def join(args: Namespace, screen: Screen) -> int:
 def leave(args: Namespace, screen: Screen) -> int:
     """End a membership."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as backend:
-        owner = backend.leave(name, args.user, args.by)
+    with target.open_target(args, screen, write=True) as database:
+        channel = database.channel(name, user=args.by or args.user)
+        owner = channel.leave() if args.by is None else channel.kick(args.user)
     line = f"{args.user} left {name}" + (f", which {owner} owns" if owner else ", which ended with that")
     screen.print_result({"channel": name, "user": args.user, "ended": owner is None, "owner": owner}, line)
     return 0
@@ -366,12 +228,13 @@ def leave(args: Namespace, screen: Screen) -> int:
 def publish(args: Namespace, screen: Screen) -> int:
     """Publish a message a line of standard input."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as backend:
-        next_seq = 1 if args.server else backend.bounds(name)[1] + 1
+    with target.open_target(args, screen, write=True) as database:
+        next_seq = 1 if args.server else database.channel(name).bounds()[1] + 1
         acked = screen.acked = range(next_seq, next_seq)
+        channel = database.channel(name, user=args.user)
         for batch in _batches(args):
-            seqs = backend.publish(name, args.user, batch)
-            acked = screen.acked = range(acked.start if acked else seqs.start, seqs.stop)
+            ack = channel.publish_many(batch)
+            acked = screen.acked = range(acked.start if acked else ack.seq - ack.messages + 1, ack.seq + 1)
     screen.print_result({"channel": name, **acked_fields(acked)}, describe_written(acked))
     return 0
 
@@ -383,11 +246,12 @@ def _batches(args: Namespace) -> Iterator[list[bytes]]:
 def acl(args: Namespace, screen: Screen) -> int:
     """Show or change an access list."""
     name, changes = channel_name(args), bool(args.add or args.remove)
-    with open_channels(args, screen, write=changes) as backend:
+    with target.open_target(args, screen, write=changes) as database:
+        channel = database.channel(name, user=_user(args.user))
         if changes:
-            listed = backend.set_acl(name, args.user, args.kind, args.add, args.remove)
+            listed = channel.change_acl(args.kind, add=args.add or (), remove=args.remove or ())
         else:
-            listed = backend.acl(name, args.user, args.kind)
+            listed = channel.acl(args.kind)
     fields = {"channel": name, "kind": args.kind, "listed": list(listed)}
     screen.print_result(fields, *(listed or (f"everybody may {args.kind}",)))
     return 0
@@ -396,8 +260,9 @@ def acl(args: Namespace, screen: Screen) -> int:
 def delete(args: Namespace, screen: Screen) -> int:
     """End a channel."""
     name = channel_name(args)
-    with open_channels(args, screen, write=True) as backend:
-        backend.delete(name, args.user)
+    with target.open_target(args, screen, write=True) as database:
+        if not database.channel(name, user=_user(args.user)).delete():
+            raise ChannelNotFound(name)
     screen.print_result({"channel": name, "deleted": True}, f"deleted {name}, with all its messages")
     return 0
 

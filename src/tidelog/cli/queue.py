@@ -3,20 +3,16 @@
     tidelog queue … DIR QUEUE               this process is the writer, or a reader beside one
     tidelog queue … QUEUE --server URL      the server is the writer, and the command a client
 
-Both backends return the same values, so a command does not depend on which one it uses. `tidelog worker` has a module
-of its own.
+A command uses a `Database` or a `RemoteDatabase`, which have the same methods. `tidelog worker` has a module of its
+own.
 """
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from itertools import count
-from typing import Any, Protocol
-from urllib.parse import quote
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -36,203 +32,29 @@ from tidelog.cli.command import (
 )
 from tidelog.cli.log import read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, plural
+from tidelog.cli.target import open_target
 from tidelog.cli.topic import parse_json_lines
-from tidelog.client import Client, RemoteQueue
-from tidelog.database import Database
+from tidelog.client import RemoteQueue
 from tidelog.engine import EngineConfig
-from tidelog.engine.queues import AckResult, ExtendResult, Job, parse_lease_token
+from tidelog.engine.queues import AckResult, Job, Queue, parse_lease_token
 from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
-from tidelog.errors import BadInput, NotAQueue
-
-_PAGE_TOPICS = 1_000
-
-
-class PutOptions(Protocol):
-    """Options of all jobs of one put."""
-
-    tag: str | None
-    delay_ms: int | None
-    run_at_ms: int | None
-    priority: int
-
-
-class QueueBackend(Protocol):
-    def names(self, prefix: str) -> list[str]:
-        """Every queue."""
-        ...
-
-    def state(self, name: str) -> dict[str, Any]: ...
-    def ensure(self, name: str) -> None: ...
-    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
-        """The first and the last seq."""
-        ...
-
-    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]: ...
-    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult: ...
-    def nack(
-        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
-    ) -> AckResult: ...
-    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult: ...
-    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]: ...
-    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
-        """The number of moved records, by queue, and the number of skipped ones."""
-        ...
+from tidelog.errors import BadInput
 
 
 def queue_name(args: Namespace) -> str:
     return target.target_name(args, "QUEUE")
 
 
-def open_queues(
-    args: Namespace, screen: Screen, *, write: bool, create: bool = False
-) -> AbstractContextManager[QueueBackend]:
-    """Open the backend that the command line names. Everything is durable when the block ends."""
-    return target.open_target(args, screen, LocalQueues, RemoteQueues, write=write, create=create)
-
-
-class LocalQueues:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def names(self, prefix: str) -> list[str]:
-        return [state.topic for state in self._database.topics(prefix) if state.config.type == "queue"]
-
-    def state(self, name: str) -> dict[str, Any]:
-        queue = self._database.queue(name, create=False)
-        state, counts = queue.topic.state(), queue.counts()
-        return {
-            "queue": name,
-            **counts._asdict(),
-            "count": state.count,
-            "bytes": state.bytes,
-            "head_seq": state.head_seq,
-            "config": msgspec.json.decode(state.config.to_json()),
-        }
-
-    def ensure(self, name: str) -> None:
-        self._database.queue(name)
-
-    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
-        done = self._database.queue(name, create=False).put(
-            list(datas),
-            tag=options.tag,
-            delay_ms=options.delay_ms,
-            run_at_ms=options.run_at_ms,
-            priority=options.priority,
-        )
-        return done.first_seq, done.last_seq
-
-    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]:
-        return self._database.queue(name, create=False).claim(node, most, lease_ms)
-
-    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult:
-        return self._database.queue(name, create=False).ack(node, seqs, ids)
-
-    def nack(
-        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
-    ) -> AckResult:
-        return self._database.queue(name, create=False).nack(node, seqs, ids, delay_ms)
-
-    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult:
-        return self._database.queue(name, create=False).extend(node, seqs, lease_ms=lease_ms)
-
-    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]:
-        return self._database.queue(name, create=False).history().read(from_seq, limit)
-
-    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
-        done = self._database.topic(name, create=False).redrive(to=to, match=match, limit=limit, rate=rate)
-        return done.count, done.queues, done.skipped
-
-
-class RemoteQueues:
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def _queue(self, name: str) -> RemoteQueue:
-        return RemoteQueue(self._client, name)
-
-    def names(self, prefix: str) -> list[str]:
-        topics: list[str] = []
-        cursor = ""
-        while True:
-            page = self._client.get(
-                f"/v0/topics?page_size={_PAGE_TOPICS}&prefix={quote(prefix, safe='')}&cursor={cursor}"
-            )
-            topics += [row["topic"] for row in page["topics"]]
-            cursor = page.get("next_cursor", "")
-            if not cursor:
-                return [name for name in topics if self._queue(name).state()["type"] == "queue"]
-
-    def state(self, name: str) -> dict[str, Any]:
-        state = self._queue(name).state()
-        if state["type"] != "queue":
-            raise NotAQueue(name)
-        return {
-            "queue": name,
-            **state["queue"],
-            **{key: state[key] for key in ("count", "bytes", "head_seq", "config")},
-        }
-
-    def ensure(self, name: str) -> None:
-        if name not in self.names(name):
-            self._client.put(f"/v0/topics/{quote(name, safe='')}", {"type": "queue"})
-
-    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
-        more = {
-            "tag": options.tag,
-            "delay_ms": options.delay_ms,
-            "run_at_ms": options.run_at_ms,
-            "priority": options.priority or None,
-        }
-        done = self._queue(name).put([{**_encode_data(data), **more} for data in datas])
-        return done["first_seq"], done["last_seq"]
-
-    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]:
-        return [Job(*job) for job in self._queue(name).claim(node, most, lease_ms)]
-
-    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult:
-        done = self._queue(name).ack(node, seqs, ids)
-        return AckResult(*done)
-
-    def nack(
-        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
-    ) -> AckResult:
-        done = self._queue(name).nack(node, seqs, ids, delay_ms)
-        return AckResult(*done)
-
-    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult:
-        done = self._queue(name).extend(node, seqs, lease_ms=lease_ms)
-        return ExtendResult(*done)
-
-    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._queue(name).history(from_seq, limit)["events"]
-        return found
-
-    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
-        """Send as many requests as necessary: a server moves some thousands with each."""
-        moved, skipped = 0, 0
-        queues: dict[str, int] = {}
-        for _ in count():
-            left = None if limit is None else limit - moved
-            asked = {
-                "to": to,
-                "match": match,
-                "rate": rate,
-                "limit": _PAGE_TOPICS if left is None else min(left, _PAGE_TOPICS),
-            }
-            done = self._queue(name).redrive(**asked)
-            moved, skipped = moved + done["redriven"], done["skipped"]
-            for queue, number in done["queues"].items():
-                queues[queue] = queues.get(queue, 0) + number
-            if not done["redriven"] or (limit is not None and moved >= limit):
-                break
-        return moved, queues, skipped
-
-
-def _encode_data(data: Any) -> dict[str, Any]:
-    if isinstance(data, bytes):
-        return {"data": b64encode(data).decode(), "$encoding": "base64"}
-    return {"data": data}
+def _queue_fields(queue: Queue | RemoteQueue, name: str) -> dict[str, Any]:
+    state, counts = queue.topic.state(), queue.counts()
+    return {
+        "queue": name,
+        **counts._asdict(),
+        "count": state.count,
+        "bytes": state.bytes,
+        "head_seq": state.head_seq,
+        "config": msgspec.json.decode(state.config.to_json()),
+    }
 
 
 def job_fields(job: Job) -> dict[str, Any]:
@@ -261,8 +83,9 @@ _COUNT_FIELDS = ("ready", "in_flight", "dead_lettered")
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a queue."""
     target.check_one_target(args, "queues")
-    with open_queues(args, screen, write=False) as backend:
-        states = [backend.state(name) for name in backend.names(args.prefix)]
+    with open_target(args, screen, write=False) as database:
+        names = [state.topic for state in database.topics(args.prefix) if state.config.type == "queue"]
+        states = [_queue_fields(database.queue(name, create=False), name) for name in names]
     rows = [
         [
             state["queue"],
@@ -284,8 +107,8 @@ def ls(args: Namespace, screen: Screen) -> int:
 def show(args: Namespace, screen: Screen) -> int:
     """Show the jobs and the lease settings of a queue."""
     name = queue_name(args)
-    with open_queues(args, screen, write=False) as backend:
-        state = backend.state(name)
+    with open_target(args, screen, write=False) as database:
+        state = _queue_fields(database.queue(name, create=False), name)
     config = state["config"]
     leases = "leases outlive a restart" if config["leases_durable"] else "a restart ends all leases"
     dead_letters = (
@@ -312,14 +135,14 @@ def put(args: Namespace, screen: Screen) -> int:
     name = queue_name(args)
     if args.delay_ms is not None and args.at_us is not None:
         raise BadInput("a job has --at or --delay, not both; nothing was written")
-    args.run_at_ms = None if args.at_us is None else args.at_us // 1000
+    run_at_ms = None if args.at_us is None else args.at_us // 1000
     batches: Iterable[list[Any]] = read_lines(stdin_source(), args.batch, _ENGINE_LIMITS.record_bytes_max)
     first, last = 0, 0
-    with open_queues(args, screen, write=True, create=True) as backend:
-        backend.ensure(name)
+    with open_target(args, screen, write=True, create=True) as database:
+        queue = database.queue(name)
         for batch in parse_json_lines(batches) if args.json_lines else batches:
-            put_first, last = backend.put(name, batch, args)
-            first = first or put_first
+            done = queue.put(batch, tag=args.tag, delay_ms=args.delay_ms, run_at_ms=run_at_ms, priority=args.priority)
+            first, last = first or done.first_seq, done.last_seq
             screen.acked = range(first, last + 1)
     count = last - first + 1 if first else 0
     screen.acked = None
@@ -336,9 +159,10 @@ def put(args: Namespace, screen: Screen) -> int:
 def claim(args: Namespace, screen: Screen) -> int:
     """Lease jobs and print them."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as backend:
-        jobs = backend.claim(name, args.node, args.max, args.lease_ms)
-        durable = args.server or backend.state(name)["config"]["leases_durable"]
+    with open_target(args, screen, write=True) as database:
+        queue = database.queue(name, create=False)
+        jobs = queue.claim(args.node, args.max, args.lease_ms)
+        durable = args.server or queue.topic.state().config.leases_durable
     for job in jobs:
         print(json.dumps(job_fields(job), ensure_ascii=False))
     screen.flush()
@@ -352,16 +176,16 @@ def claim(args: Namespace, screen: Screen) -> int:
 def ack(args: Namespace, screen: Screen) -> int:
     """Ack jobs."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as backend:
-        done = backend.ack(name, args.node, args.seqs, _lease_ids(args))
+    with open_target(args, screen, write=True) as database:
+        done = database.queue(name, create=False).ack(args.node, args.seqs, _lease_ids(args))
     return _print_settled(screen, name, "acked", done)
 
 
 def nack(args: Namespace, screen: Screen) -> int:
     """Nack jobs."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as backend:
-        done = backend.nack(name, args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
+    with open_target(args, screen, write=True) as database:
+        done = database.queue(name, create=False).nack(args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
     return _print_settled(screen, name, "nacked", done)
 
 
@@ -397,8 +221,8 @@ def history(args: Namespace, screen: Screen) -> int:
     """Print the history of jobs, oldest first."""
     name = queue_name(args)
     # Reading the history writes its last steps, so a directory is opened for writing.
-    with open_queues(args, screen, write=True) as backend:
-        steps = backend.history(name, args.first, args.limit)
+    with open_target(args, screen, write=True) as database:
+        steps = database.queue(name, create=False).history().read(args.first, args.limit)
     if screen.json:
         for step in steps:
             print(json.dumps(step))
@@ -431,8 +255,10 @@ def _format_job_seqs(step: dict[str, Any]) -> str:
 def redrive(args: Namespace, screen: Screen) -> int:
     """Move dead letters back into their queues."""
     name = queue_name(args)
-    with open_queues(args, screen, write=True) as backend:
-        moved, queues, skipped = backend.redrive(name, args.to, args.match, args.limit, args.rate)
+    with open_target(args, screen, write=True) as database:
+        moved, queues, skipped = database.topic(name, create=False).redrive(
+            to=args.to, match=args.match, limit=args.limit, rate=args.rate
+        )
     where = ", ".join(f"{number:,} to {queue}" for queue, number in queues.items())
     left = f"; {plural(skipped, 'record')} left: their queue is unknown" if skipped else ""
     screen.print_result(

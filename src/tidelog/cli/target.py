@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import tidelog
 from tidelog.addresses import check_path
 from tidelog.cli.render import Screen
-from tidelog.client import Client
+from tidelog.client import Client, RemoteDatabase
 from tidelog.commitlog.codecs import guess_codec
 from tidelog.commitlog.log import LOCK_FILE
 from tidelog.database import Database
@@ -105,9 +105,6 @@ def wal_bytes(path: str) -> int:
     return sum(stat.size for _, stat in iter_wal_files(PosixDisk(), path) if stat is not None)
 
 
-Backend = TypeVar("Backend")
-
-
 def target_name(args: Namespace, metavar: str) -> str:
     """Return the name on the command line, and set `args.dir`: without a server a directory comes first."""
     places: list[str] = list(args.places)
@@ -126,24 +123,18 @@ def check_one_target(args: Namespace, things: str) -> None:
 
 @contextmanager
 def open_target(
-    args: Namespace,
-    screen: Screen,
-    make_local: Callable[[Database], Backend],
-    make_remote: Callable[[Client], Backend],
-    *,
-    write: bool,
-    create: bool = False,
-) -> Iterator[Backend]:
-    """Open the backend that the command line names. Everything is durable when the block ends."""
+    args: Namespace, screen: Screen, *, write: bool, create: bool = False
+) -> Iterator[Database | RemoteDatabase]:
+    """Open the directory or the server that the command line names. Everything is durable when the block ends."""
     if args.server:
-        with Client(args.server, key=args.key) as client:
-            yield make_remote(client)
+        with RemoteDatabase(Client(args.server, key=args.key)) as remote:
+            yield remote
         return
     if args.key:
         raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
     if write:
         with open_for_writing(args.dir, screen, create=create) as log:
-            yield make_local(log)
+            yield log
     else:
         with open_for_reading(args.dir, screen) as log:
-            yield make_local(log)
+            yield log

@@ -26,10 +26,12 @@ from tidelog.cli.command import (
     parse_seconds,
     stop_event,
 )
-from tidelog.cli.queue import QueueBackend, add_target, job_fields, open_queues, queue_name
+from tidelog.cli.queue import add_target, job_fields, queue_name
 from tidelog.cli.render import Screen, plural
+from tidelog.cli.target import open_target
+from tidelog.client import RemoteQueue
 from tidelog.clock import SystemClock
-from tidelog.engine.queues import AckResult, ExtendResult, Job, Worker
+from tidelog.engine.queues import Job, Queue, Worker
 from tidelog.errors import BadInput, Error, NotFound
 
 _POLL_S: Final = 0.1
@@ -87,10 +89,9 @@ def run(args: Namespace, screen: Screen) -> int:
     if not words:
         raise BadInput("the command comes after --, as in: tidelog worker data jobs -- cat; nothing was done")
     idle_s = 0.0 if args.once else args.idle
-    with open_queues(args, screen, write=True) as backend:
-        backend.state(name)  # raises at once for a missing queue
+    with open_target(args, screen, write=True) as database:
+        source = WatchedQueue(database.queue(name, create=False))
         programs = JobCommands(words, screen)
-        source = WatchedQueue(backend, name)
         worker = Worker(
             source,
             programs.run,
@@ -131,27 +132,20 @@ def _is_fatal(error: Error | None) -> bool:
 class WatchedQueue:
     """The queue of a worker, which remembers when it last had a job."""
 
-    def __init__(self, backend: QueueBackend, name: str) -> None:
-        self._backend, self._name = backend, name
+    def __init__(self, queue: Queue | RemoteQueue) -> None:
+        queue.counts()  # raises at once for a missing queue
+        self._queue = queue
+        self.ack, self.nack, self.extend = queue.ack, queue.nack, queue.extend
         self._clock = SystemClock()
         self._last_busy_ms = self._clock.monotonic_ms()
         self._was_empty = False  # the last claim found nothing
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]:
-        jobs = self._backend.claim(self._name, node, most, lease_ms)
+        jobs = self._queue.claim(node, most, lease_ms)
         self._was_empty = not jobs
         if jobs:
             self._last_busy_ms = self._clock.monotonic_ms()
         return jobs
-
-    def ack(self, node: str, seqs: Sequence[Job], /) -> AckResult:
-        return self._backend.ack(self._name, node, seqs, None)
-
-    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> AckResult:
-        return self._backend.nack(self._name, node, seqs, None, delay_ms)
-
-    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> ExtendResult:
-        return self._backend.extend(self._name, node, seqs, lease_ms)
 
     def idle_s(self, running: int) -> float:
         """Return how long there was nothing to do; negative while there is."""

@@ -188,6 +188,9 @@ class Client:
         """`retry_safe`: a second request does no harm where the first one got no response."""
         return self._parse_object(self.request("POST", path, _encode(body), retry_safe=retry_safe))
 
+    def post_bytes(self, path: str, content: Buffer, headers: Mapping[str, str], *, retry_safe: bool) -> dict[str, Any]:
+        return self._parse_object(self.request("POST", path, content, retry_safe=retry_safe, headers=headers))
+
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._parse_object(self.request("PUT", path, _encode(body), retry_safe=True))
 

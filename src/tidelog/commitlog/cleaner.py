@@ -313,8 +313,10 @@ def _read_rows(state: LogState, segment: SealedSegment) -> list[Rows]:
 def _newest_by_key(
     state: LogState, key: KeyFunction, is_tombstone: Callable[[Record], bool] | None, horizon_us: int
 ) -> tuple[dict[bytes, int], set[int]]:
+    """Return the newest seq of each key, and the seqs of tombstones past their time. One that is not the newest record
+    of its key is dropped as any superseded record is."""
     newest: dict[bytes, int] = {}
-    tombstones: dict[bytes, int] = {}
+    tombstones: set[int] = set()
     with state.mutex:
         youngest = {candidate.base: candidate.newest_us for candidate in retention_candidates(state)}
     for segment in state.sealed:
@@ -324,13 +326,10 @@ def _newest_by_key(
                 if name is None:
                     continue
                 newest[name] = record.seq
-                # Only the newest record of a key counts: a tombstone before it is an ordinary superseded record.
                 written_us = record.ts_us or youngest[segment.base]
                 if is_tombstone is not None and written_us < horizon_us and is_tombstone(record):
-                    tombstones[name] = record.seq
-                else:
-                    tombstones.pop(name, None)
-    return newest, set(tombstones.values())
+                    tombstones.add(record.seq)
+    return newest, tombstones
 
 
 @defer_signals

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tidelog.engine import batch_encoder
+from tidelog.engine import batch_encoder, retention
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import EngineContext
@@ -187,6 +187,18 @@ class DurableAppend(Append):
     def __init__(self, topic: TopicState, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
         super().__init__(topic, first, ts_ms, batch, key)
         self.durable = True
+
+
+def submit_write(
+    topic: TopicState, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
+) -> CommitFuture[Appended]:
+    """Expire records that are due, then stage a batch and return its future. The caller commits it, or wakes the writer
+    thread. `durable`: the future completes when the batch is synced, in every class but `ephemeral`."""
+    retention.expire_records(topic)
+    future = submit_append(topic, batch, key, durable=durable)
+    if topic.is_ephemeral:
+        topic.notify_listeners()
+    return future
 
 
 def submit_append(

@@ -28,7 +28,7 @@ from tidelog.engine import startup
 from tidelog.engine.checkpoint import CheckpointState, FailedTopics, run_checkpoint
 from tidelog.engine.context import EngineContext, topic_directory
 from tidelog.engine.health import HealthState, describe_error
-from tidelog.engine.results import RecoveryReport
+from tidelog.engine.results import RecoveryReport, add_background_error
 from tidelog.engine.segment import Segment
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import DiskFull, Forked, WriteFailed
@@ -318,7 +318,7 @@ def start_background_threads(
     pause_ms = context.limits.sync_interval_ms
 
     def on_error(error: Exception) -> None:
-        report.add_background_error(error)
+        add_background_error(report, error)
         context.health.failed("upkeep", error)
 
     sync_thread = BackgroundThread(sync, pause_ms, urgency, on_error, f"tidelog syncs {context.root}")

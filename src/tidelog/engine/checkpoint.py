@@ -234,7 +234,7 @@ def _can_skip_copy(topic: TopicState) -> bool:
         or topic.upstream is not None
         or bool(topic.downstream)
     )
-    return not (has_increments or topic.had_retention_hold or topic.persists_floors)
+    return not (has_increments or topic.persists_floors)
 
 
 def _with_previous_config(context: EngineContext, state: CheckpointState, row: TopicRow) -> TopicRow:
@@ -300,7 +300,7 @@ def _find_broken_segment(topic: TopicState) -> tuple[Segment, str] | None:
         sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * segment_index.ENTRY_BYTES}
     for suffix, size in sizes.items():
         stat = topic.context.disk.stat(segment.files.path(segment.base, suffix))
-        if (stat.size if stat else 0) < size:
+        if stat is None or stat.size < size:
             actual = f"it has {stat.size} bytes" if stat else "the file is missing"
             if suffix == ".idx" and segment.rebuild_index():  # from verified frames
                 replace_file(segment.files.disk, segment.files.path(segment.base, ".idx"), segment.rebuilt_index or b"")
@@ -415,7 +415,6 @@ class SegmentWriter:
         frame does not verify."""
         files, base = self._files, self.base
         if self.segment is not None and self.segment.lacks_footer:
-            self._lacks_footer = True
             return
         size, stop = self._end()
         files.truncate(base, size, stop - base, sync=True)

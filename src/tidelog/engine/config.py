@@ -176,12 +176,13 @@ class TopicConfig:
         """Decode a stored config. Keys of a newer version are ignored, known ones are validated."""
         return _decode_cached(text) if len(text) <= _CACHED_TEXT_BYTES_MAX else _decode(text)
 
-    def check_for(self, topic: str) -> None:
-        """Raise BadInput where a topic of this name cannot have this config: a queue cannot be its own dead letter."""
-        if self.type == "queue" and self.dead_letter == topic:
-            raise BadInput(
-                f"dead_letter is {topic!r}, the queue itself: what failed would come back for ever; name another topic"
-            )
+
+def check_dead_letter(topic: str, config: TopicConfig) -> None:
+    """Raise BadInput where a queue of this name would be its own dead-letter topic."""
+    if config.type == "queue" and config.dead_letter == topic:
+        raise BadInput(
+            f"dead_letter is {topic!r}, the queue itself: what failed would come back for ever; name another topic"
+        )
 
 
 def _decode(text: bytes) -> TopicConfig:

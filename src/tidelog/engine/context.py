@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tidelog.engine.batch_encoder import ArrowBatch, Batch
     from tidelog.engine.gap_log import GapLog
     from tidelog.engine.queues.history import HistoryWriter
-    from tidelog.engine.topic import Topic
     from tidelog.engine.topic_state import TopicState
 
 _log = logging.getLogger("tidelog.engine")
@@ -150,13 +149,13 @@ class BufferPool:
 class TopicRegistry(Protocol):
     """What queues, routers and the gap log need of the engine: other topics."""
 
-    def ensure_topic(self, name: str, config: TopicConfig, first: Batch | ArrowBatch) -> tuple[Topic, bool]:
+    def ensure_topic(self, name: str, config: TopicConfig, first: Batch | ArrowBatch) -> tuple[TopicState, bool]:
         """Return the topic and whether it was created for this write."""
         ...
 
-    def find(self, name: str) -> Topic | None: ...
+    def find_topic(self, name: str) -> TopicState | None: ...
 
-    def internal_topic(self, name: str, **config: object) -> Topic:
+    def internal_topic(self, name: str, **config: object) -> TopicState:
         """Return an internal topic, created if it does not exist."""
         ...
 

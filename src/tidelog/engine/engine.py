@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -19,7 +20,7 @@ from tidelog.disk.interrupts import defer_signals_in
 from tidelog.engine import append, consistency, groups, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
-from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
+from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX, EngineContext
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries, GapLog
@@ -28,7 +29,7 @@ from tidelog.engine.health import Corruption, HealthState
 from tidelog.engine.producer_batches import StagingArea
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
-from tidelog.engine.results import RecoveryReport, TopicInfo
+from tidelog.engine.results import RecoveryReport, TopicInfo, add_background_error
 from tidelog.engine.routing.manager import RouterManager, require_router
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.segment import SizeCount
@@ -116,8 +117,8 @@ class Engine:
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
-    def topic(self, name: str, *, create: bool = True, **config: object) -> Topic:
-        """Return the topic of this name, created if it does not exist. Given config fields are set, others stay."""
+    def topic(self, /, name: str, *, create: bool = True, **config: object) -> Topic:
+        """Return the topic of this name; create it if there is none. Given config fields are set, others stay."""
         with self._registry_lock:
             topic = self._find_topic(name)
             if topic is None:
@@ -129,8 +130,8 @@ class Engine:
             return Topic(topic)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
-        """Create or configure a topic; fields that are not given take their defaults. Returns whether it was
-        created."""
+        """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
+        whether it was created."""
         check_topic_name(name)
         with self._registry_lock:
             topic = self._find_topic(name)
@@ -139,32 +140,32 @@ class Engine:
             self._configure(topic, TopicConfig.make(fields))
             return Topic(topic), False
 
-    def ensure_topic(self, name: str, config: TopicConfig, first: Records) -> tuple[Topic, bool]:
+    def ensure_topic(self, name: str, config: TopicConfig, first: Records) -> tuple[TopicState, bool]:
         """Return the topic of this name, created with `config` if it does not exist, and whether it was created. If the
         write that creates it would be refused, nothing is created and its error is raised."""
         with self._registry_lock:
             topic = self._find_topic(name)
             if topic is not None:
-                return Topic(topic), False
+                return topic, False
             append.check_first_write(self._context, name, config, first)
-            return Topic(self._create_topic(name, config)), True
+            return self._create_topic(name, config), True
 
-    def queue(self, name: str, *, create: bool = True, **config: object) -> Queue:
-        """`topic`, for a queue. Raises NotAQueue if there is a log of this name."""
+    def queue(self, /, name: str, *, create: bool = True, **config: object) -> Queue:
+        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
         if (topic := self.find(name)) is None:
             return self.topic(name, create=create, **{"type": "queue", **config}).queue()
         topic.queue()
         return (self.topic(name, create=False, **config) if config else topic).queue()
 
-    def internal_topic(self, name: str, **config: object) -> Topic:
+    def internal_topic(self, name: str, **config: object) -> TopicState:
         """An internal topic of the engine: readable like any other, not listed, outside of every limit."""
         assert name.startswith(OWN), "other topics are created by `topic`"
         with self._registry_lock:
             topic = self._topics.get(name)
             if topic is None:
-                return Topic(self._make_topic(name, TopicConfig.make(config)))
+                return self._make_topic(name, TopicConfig.make(config))
             self._configure(topic, TopicConfig.make(config, base=topic.config))
-            return Topic(topic)
+            return topic
 
     def drop_internal_topic(self, name: str) -> None:
         """Drop an internal topic, if it exists."""
@@ -175,9 +176,14 @@ class Engine:
                 self._drop_topic(topic)
 
     def find(self, name: str) -> Topic | None:
-        """Return the topic of this name, if it exists."""
+        """Return the topic of this name, or None."""
         self._check_open()
         return None if (topic := self._find_topic(name)) is None else Topic(topic)
+
+    def find_topic(self, name: str) -> TopicState | None:
+        """Return the state of the topic of this name, if it exists."""
+        self._check_open()
+        return self._find_topic(name)
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -185,7 +191,7 @@ class Engine:
         return sorted(name for name in list(self._topics) if not name.startswith(OWN))
 
     def topics(self, prefix: str = "") -> list[TopicInfo]:
-        """List topics by name. Internal ones are listed if `prefix` asks for them."""
+        """Return the state of all topics, by name. Internal topics are included if `prefix` starts with theirs."""
         self._check_open()
         topics = [topic for topic in self._topics.copy().values() if topic.name.startswith(prefix)]
         found = [topic for topic in topics if prefix.startswith(OWN) or not topic.name.startswith(OWN)]
@@ -205,8 +211,8 @@ class Engine:
         *,
         after_seq: int = 0,
     ) -> GapEntries:
-        """Return removals and their causes, oldest first: of one topic, also a dropped one, or of all; since a time;
-        after the row `after_seq`."""
+        """Return which records were removed and why, oldest first: of one topic, also a dropped one, or of all; since a
+        time; after the entry with the seq `after_seq`."""
         self._check_open()
         return self._gap_log.read(topic, from_ms, limit, after_seq=after_seq)
 
@@ -231,7 +237,8 @@ class Engine:
         return self._context.listener_failures
 
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
-        """Remove a topic with all its records; False if there is none. A new topic of the same name starts at seq 1."""
+        """Remove a topic with all its records; return False if there is none. A new topic of its name starts at seq
+        1."""
         return self.drop_with_routers(name, if_empty=if_empty, actor=actor) is not None
 
     def _drop_topic(self, topic: TopicState, actor: str | None = None) -> None:
@@ -260,7 +267,7 @@ class Engine:
 
     def _create_topic(self, name: str, config: TopicConfig) -> TopicState:
         check_topic_name(name)
-        config.check_for(name)
+        check_dead_letter(name, config)
         limit = self._context.limits.topics_max
         if limit and len(self._topics) >= limit:  # counted exactly only near the limit
             used = len(self.names())
@@ -284,7 +291,7 @@ class Engine:
         return topic
 
     def _configure(self, topic: TopicState, config: TopicConfig) -> None:
-        config.check_for(topic.name)
+        check_dead_letter(topic.name, config)
         if config.type != topic.config.type:
             raise TopicExists(
                 topic.name,
@@ -342,7 +349,7 @@ class Engine:
         return StagingArea(self._context.disk, self._context.root)
 
     def health(self) -> HealthState:
-        """The state of background work, the age of the last checkpoint, and stored bytes that do not verify."""
+        """Return the state of background work, the age of the last checkpoint, and damage found."""
         self._check_open()
         return self._checkpoints.health()
 
@@ -353,7 +360,7 @@ class Engine:
         return bool(self._threads) and self._checkpoints.is_lagging
 
     def corruption(self) -> tuple[Corruption, ...]:
-        """Stored bytes that did not verify since the directory was opened, each place once."""
+        """Return stored bytes that did not verify since the directory was opened, each place once."""
         return self._context.health.corrupt_places()
 
     # ── routers ───────────────────────────────────────────────────────────────────────────────
@@ -371,11 +378,11 @@ class Engine:
         allow_cycle: bool = False,
         guarantee: Guarantee = "at_least_once",
     ) -> RouterState:
-        """Copy every record that `source` gets from now on to `dest`; missing topics are created.
+        """Create a router that copies every new record of `source` to `dest`; missing topics are created.
 
-        `filter` is a tag, a prefix followed by `*`, or `["tag", "Eq" | "Glob", text]`: records without a matching tag
-        are not copied. An existing router of this name is changed: options that are not given take their defaults,
-        copies stay. On an error nothing is created.
+        `filter` is a tag, the start of a tag and `*`, or `["tag", "Eq" | "Glob", text]`: records without such a tag are
+        not copied. An existing router of this name is changed: options that are not given take their defaults, and its
+        copies stay. If this raises, nothing was created.
         """
         check_router_name(name)
         if guarantee not in GUARANTEES:
@@ -419,12 +426,13 @@ class Engine:
         return require_router(self._router_manager.state(name, created=not exists), name)
 
     def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
-        """Return the router of this name, if it exists; `fresh`: after it has copied all that its source holds now."""
+        """Return the router of this name, or None; `fresh`: after it has copied all records of its source."""
         self._check_open()
         return self._router_manager.state(name, fresh=fresh)
 
     def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
-        """List routers by name: those with this prefix, from `source`, to `dest`. Pending copies are not waited for."""
+        """Return the routers by name: those that start with `prefix`, from `source`, to `dest`. Pending copies are not
+        waited for."""
         self._check_open()
         return self._router_manager.states(prefix, source, dest)
 
@@ -433,7 +441,7 @@ class Engine:
         return len(self._router_manager)
 
     def drop_router(self, name: str) -> bool:
-        """Stop copying; False if there is no such router. Copies stay. On return the drop survives a crash."""
+        """Drop a router; return False if there is none. Its copies stay. On return the drop survives a crash."""
         with self._registry_lock:
             self._check_writable()
             return self._router_manager.drop(name)
@@ -489,7 +497,7 @@ class Engine:
             try:
                 self._checkpoints.checkpoint(throttled=True)
             except Exception as error:  # counted and logged there
-                self.report.add_background_error(error)
+                add_background_error(self.report, error)
                 failed = failed or error
         return failed
 
@@ -503,7 +511,7 @@ class Engine:
         try:
             step()
         except Exception as error:
-            self.report.add_background_error(error)
+            add_background_error(self.report, error)
             self._context.health.failed(task, error)
             return error
         self._context.health.succeeded(task)
@@ -523,7 +531,7 @@ class Engine:
                 lambda: self._run_task(task, step),
                 self._context.limits.sync_interval_ms,
                 self._checkpoints.urgency,
-                self.report.add_background_error,
+                partial(add_background_error, self.report),
                 f"tidelog {task} {self._context.root}",
             )
         )
@@ -555,7 +563,7 @@ class Engine:
         self._run_task("ledger", self._gap_log.flush)
 
     def checkpoint(self) -> None:
-        """Copy records that only the WAL has into segments and free the WAL. On an error nothing changes."""
+        """Copy records that only the WAL has into segments, and truncate the WAL. On an error nothing has changed."""
         self._check_writable()
         self._router_manager.run_until_idle()
         self._checkpoints.checkpoint()
@@ -565,7 +573,7 @@ class Engine:
         health = self._context.health
 
         def on_error(error: Exception) -> None:
-            self.report.add_background_error(error)
+            add_background_error(self.report, error)
             health.failed("routers", error)
 
         return RouterManager(self._topics.values(), limit=limit, threaded=threaded, on_error=on_error)

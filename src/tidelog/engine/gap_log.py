@@ -115,11 +115,10 @@ class GapLog:
         context.gap_log = self
 
     def _find_topic(self) -> TopicState | None:
-        topic = self._topics.find(GAP_LOG_TOPIC)
-        return None if topic is None else topic._topic_state
+        return self._topics.find_topic(GAP_LOG_TOPIC)
 
     def _create_topic(self) -> TopicState:
-        return self._topics.internal_topic(GAP_LOG_TOPIC, cap_records=self._context.limits.ledger_records)._topic_state
+        return self._topics.internal_topic(GAP_LOG_TOPIC, cap_records=self._context.limits.ledger_records)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 

@@ -48,6 +48,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intd
 from tidelog.decompression import DEFAULT_EXPANSION_LIMIT, DecodedTooLarge
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, File, join
+from tidelog.disk.interrupts import defer_signals
 from tidelog.engine import append, batch_encoder, idempotency, retention
 from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import MultiBatch
@@ -63,7 +64,6 @@ from tidelog.wal import CommitFuture
 
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
-    from tidelog.engine.topic import Topic
 
 COMMIT_BYTES_MAX: Final = 1 << 30  # offsets in a segment have 32 bits, and all of it is in memory once
 RECORD_OVERHEAD_BYTES: Final = 8  # counted per record, so that empty ones are not free
@@ -123,6 +123,14 @@ def prepare_tables(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBa
     return MultiBatch(parts)
 
 
+def list_batches(topic: TopicState, writer: str) -> dict[int, BatchRange]:
+    """Return the last batches of this producer, by number."""
+    with topic.lock:
+        topic.check_open()
+        return dict(topic.producers.batches.get(writer, {}))
+
+
+@defer_signals
 def append_producer_batch(
     topic: TopicState, batch: MultiBatch, writer: str, number: int, total: tuple[int, int], query_id: str = ""
 ) -> Appended:
@@ -484,18 +492,18 @@ class _Publication:
 
     def run(self, chunks: Sequence[StagedChunk]) -> PublishResult:
         batch = self._batch
-        topic = self._engine.find(self._topic)
+        topic = self._engine.find_topic(self._topic)
         key = f"{self._topic}\0{batch.writer}\0{batch.number}"
         owner = chunks[0].name.partition("-")[0]
-        parts = {} if topic is None else topic.producer_batches(self._parts_writer)
+        parts = {} if topic is None else list_batches(topic, self._parts_writer)
         if topic is not None:
-            known = {batch.writer: topic.producer_batches(batch.writer)}
+            known = {batch.writer: list_batches(topic, batch.writer)}
             done = idempotency.find_written_batch(
                 known, self._topic, batch.writer, batch.number, batch.sum, batch.query_id
             )
             if done is not None:
                 self._staging.drop_plan(owner, key)
-                return self._result(parts, done.first, done.last, topic.head_seq, deduped=True)
+                return self._result(parts, done.first, done.last, topic.index.head, deduped=True)
         plan = self._staging.read_plan(owner, key)
         published = self._published_chunks(topic, parts, plan)
         if plan is None:
@@ -550,14 +558,14 @@ class _Publication:
                 raise
             published = stop
         self._staging.drop_plan(owner, key)
-        topic = self._engine.find(self._topic)
-        parts = {} if topic is None else topic.producer_batches(self._parts_writer)
+        topic = self._engine.find_topic(self._topic)
+        parts = {} if topic is None else list_batches(topic, self._parts_writer)
         return self._result(parts, done.first_seq, done.last_seq, done.head_seq, deduped=done.deduped)
 
     def _append(self, records: MultiBatch, writer: str, number: int, total: tuple[int, int], query_id: str) -> Appended:
         topic, created = self._engine.ensure_topic(self._topic, TopicConfig(), records)
         self._created |= created
-        done = topic.append_numbered(records, writer=writer, number=number, sum=total, query_id=query_id)
+        done = append_producer_batch(topic, records, writer, number, total, query_id)
         self._rows += 0 if done.deduped else done.count
         return done
 
@@ -569,7 +577,9 @@ class _Publication:
         first_seq = min([first, *(part.first for part in own_parts)])
         return PublishResult(Appended(first_seq, last, head, deduped), self._created, rows, self._rows)
 
-    def _published_chunks(self, topic: Topic | None, parts: dict[int, BatchRange], plan: PublicationPlan | None) -> int:
+    def _published_chunks(
+        self, topic: TopicState | None, parts: dict[int, BatchRange], plan: PublicationPlan | None
+    ) -> int:
         """Return how many chunks of the batch are published. Raises BatchConflict if another batch is published in part
         only."""
         if not parts or topic is None:
@@ -579,9 +589,7 @@ class _Publication:
         batch = self._batch
         if number == batch.number and plan is not None:
             return done
-        if number in topic.producer_batches(batch.writer) or (
-            number < batch.number and self._is_forgotten(topic, number)
-        ):
+        if number in list_batches(topic, batch.writer) or (number < batch.number and self._is_forgotten(topic, number)):
             return 0
         first, last = min(part.first for part in parts.values()), parts[newest].last
         reason = f"cannot be published: of batch {number} a part is, in seqs {first} to {last}, and the rest of it " + (
@@ -589,9 +597,9 @@ class _Publication:
         )
         raise BatchConflict(self._topic, batch.writer, number=batch.number, newest=number, reason=reason)
 
-    def _is_forgotten(self, topic: Topic, number: int) -> bool:
+    def _is_forgotten(self, topic: TopicState, number: int) -> bool:
         """Whether a batch was finished so long ago that it is no longer known."""
-        known = topic.producer_batches(self._batch.writer)
+        known = list_batches(topic, self._batch.writer)
         return bool(known) and number < next(iter(known))
 
     def _check_plan(self, plan: PublicationPlan) -> None:

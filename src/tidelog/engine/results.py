@@ -43,12 +43,6 @@ class Appended(msgspec.Struct, frozen=True):
     def count(self) -> int:
         return self.last_seq - self.first_seq + 1
 
-    def slice(self, offset: int, count: int) -> Appended:
-        """The part of a joint write that belongs to one caller."""
-        first = self.first_seq + offset
-        last = first + count - 1
-        return Appended(first, last, self.head_seq, self.deduped, self.write_us, self.sync_us, self.held_us)
-
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
@@ -154,11 +148,6 @@ class RecoveryReport:
         """Nothing had to be repaired and nothing is wrong."""
         return not (self.cut or self.damage or self.rebuilt or self.quarantined or self.snapshots_skipped)
 
-    def add_background_error(self, error: Exception) -> None:
-        """Record an error of background work, which is retried."""
-        self.background_errors.append(str(error))
-        del self.background_errors[:-100]
-
     def lines(self) -> list[str]:
         """Return the report as text, one finding per line."""
         return [
@@ -171,6 +160,12 @@ class RecoveryReport:
             *(f"skipped a snapshot: {what}" for what in self.snapshots_skipped),
             *(f"{topic}: {count} reserved seqs became holes" for topic, count in self.padded.items()),
         ]
+
+
+def add_background_error(report: RecoveryReport, error: Exception) -> None:
+    """Add an error of background work, which is retried, to a report."""
+    report.background_errors.append(str(error))
+    del report.background_errors[:-100]
 
 
 def _ranges(ranges: list[tuple[int, int]]) -> str:

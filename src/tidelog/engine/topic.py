@@ -1,4 +1,5 @@
-"""The public handle of a topic. Every method may be called from any thread."""
+"""The public handle of a topic, and the internal operations that the server uses beside it. Every method may be called
+from any thread."""
 
 from __future__ import annotations
 
@@ -39,20 +40,121 @@ from tidelog.formats.json_rows import FieldSelection
 from tidelog.wal import CommitFuture, Shard
 
 
-@defer_signals_in("append_nowait", "append_arrow", "append_numbered", "submit", "delete", "seal")
-class Topic:
-    """A durable, numbered sequence of records. Created by `Engine.topic`."""
+@defer_signals_in("submit")
+class TopicOperations:
+    """Operations on a topic that are not part of its public API: for an event loop, which must not block, and for a
+    caller that drives the commits. The server uses them; `topic_operations` returns those of a topic."""
+
+    __slots__ = ("_state",)
 
     def __init__(self, topic: TopicState) -> None:
         self._state = topic
 
-    def __repr__(self) -> str:
-        return f"<topic {self.name!r}, head {self.head_seq}>"
+    @property
+    def shard(self) -> Shard:
+        """The WAL shard of its writes."""
+        return self._state.shard
 
     @property
-    def _topic_state(self) -> TopicState:
-        """Its internal state, for other parts of the engine."""
-        return self._state
+    def is_dropped(self) -> bool:
+        return self._state.is_dropped
+
+    def record_access(self, *, read: bool = True) -> None:
+        """Record an access, to the records or only to the state. Priorities depend on it."""
+        self._state.record_access(read=read)
+
+    @property
+    def has_upstream(self) -> bool:
+        """Whether routers write to it."""
+        return self._state.upstream is not None
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether routers write to it or read from it, so that an ack may have to wait for them."""
+        return self._state.upstream is not None or bool(self._state.downstream)
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────
+
+    def submit(
+        self, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
+    ) -> CommitFuture[Appended]:
+        """`append` of a prepared batch, without waiting and without waking the writer thread. Blocks if records have
+        to expire first (`needs_expiry`). `durable`: as for `append.submit_write`."""
+        return append.submit_write(self._state, batch, key, durable=durable)
+
+    @property
+    def needs_expiry(self) -> bool:
+        """Whether a write would first have to make an expiry durable, which blocks on the disk."""
+        return retention.needs_expiry(self._state)
+
+    @property
+    def has_no_write_limits(self) -> bool:
+        """Whether a write is accepted regardless of the topic's size: no rejecting cap, no ttl, no quota."""
+        config = self._state.config
+        return config.discard == "old" and not config.ttl_ms and not self._state.context.limits.total_bytes_max
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────
+
+    def read_json(
+        self,
+        from_seq: int,
+        limit: int,
+        bytes_max: int,
+        *,
+        nodes: ExcludedNodes = frozenset(),
+        show: FieldSelection,
+        strong: bool = False,
+    ) -> JsonPage:
+        """`read`, with records as JSON text that is ready to be sent."""
+        return json_pages.read_json_page(self._state, from_seq, limit, nodes, bytes_max, show, strong=strong)
+
+    def read_cached_json(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> JsonPage | None:
+        """`read_json` with all fields, if the records are plain JSON data in memory. None decides nothing: ask
+        `can_read_without_blocking`, or read."""
+        return json_pages.read_cached_page(self._state, from_seq, limit, bytes_max, strong=strong)
+
+    def can_read_without_blocking(
+        self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False
+    ) -> bool:
+        """Whether `read_json` from here needs memory alone. Without a limit, or for a reader that excludes nodes:
+        whether the records are in memtables."""
+        return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
+
+    @property
+    def is_floor_durable(self) -> bool:
+        """Whether `Topic.state` does not block on the disk."""
+        return retention.is_floor_durable(self._state)
+
+    def is_floor_durable_for(self, from_seq: int) -> bool:
+        """Whether a read from this cursor does not have to make a floor durable first, which blocks on the disk."""
+        return retention.is_floor_durable(self._state, from_seq)
+
+    def is_durable_for(self, strong: bool) -> bool:
+        """Whether a read needs no sync first."""
+        return consistency.is_durable_to_head(self._state, strong)
+
+    def check_strong_supported(self) -> None:
+        """Raise BadInput where strong reads are impossible: the topic's class does not survive a power cut."""
+        consistency.check_strong_durability(self._state.name, self._state.config.durability)
+
+
+def topic_operations(topic: Topic) -> TopicOperations:
+    """Return the internal operations of a topic."""
+    return topic._operations
+
+
+@defer_signals_in("append_nowait", "append_arrow", "delete", "seal")
+class Topic:
+    """A durable, numbered sequence of records. `Database.topic` returns one."""
+
+    __slots__ = ("__weakref__", "_operations", "_state")
+
+    def __init__(self, topic: TopicState) -> None:
+        self._state = topic
+        self._operations = TopicOperations(topic)
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r}, head {self.head_seq}>"
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
@@ -103,11 +205,6 @@ class Topic:
         """The rank of its records when readers compete: as configured, or by the time since the last read."""
         return self._state.priority()
 
-    @property
-    def shard(self) -> Shard:
-        """The WAL shard of its writes."""
-        return self._state.shard
-
     def state(self) -> TopicInfo:
         """All of the above at one moment, after expiry."""
         retention.refresh_for_read(self._state)
@@ -140,7 +237,7 @@ class Topic:
         """
         batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
         with DEFER_SIGNALS:
-            future = self._append(batch, key)
+            future = append.submit_write(self._state, batch, key)
             future.try_commit()
         return future.wait()  # outside DEFER_SIGNALS: while another thread commits, this wait may be interrupted
 
@@ -154,14 +251,16 @@ class Topic:
         key: str | None = None,
     ) -> CommitFuture[Appended]:
         """`append` without waiting: the future's `wait` returns or raises what `append` would."""
-        future = self._append(batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta), key)
+        batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
+        future = append.submit_write(self._state, batch, key)
         self._state.shard.wake_writer()
         return future
 
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
         """Write the rows of a table as one batch: a column `data` (binary or text), and optionally `tag`, `node`,
         `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are ignored."""
-        return self._append(batch_encoder.batch_from_table(self._state.context.limits, table), key).wait()
+        batch = batch_encoder.batch_from_table(self._state.context.limits, table)
+        return append.submit_write(self._state, batch, key).wait()
 
     def append_numbered(
         self,
@@ -191,58 +290,7 @@ class Topic:
 
     def producer_batches(self, writer: str) -> dict[int, BatchRange]:
         """Return the last batches of this producer, by number."""
-        with self._state.lock:
-            self._state.check_open()
-            return dict(self._state.producers.batches.get(writer, {}))
-
-    def _append(self, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False) -> CommitFuture[Appended]:
-        retention.expire_records(self._state)
-        future = append.submit_append(self._state, batch, key, durable=durable)
-        if self._state.is_ephemeral:
-            self._state.notify_listeners()
-        return future
-
-    def submit(
-        self, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
-    ) -> CommitFuture[Appended]:
-        """`append` of a prepared batch, without waiting and without waking the writer thread: the caller drives the
-        commits.
-
-        Blocks if records have to expire first (`needs_expiry`). `durable`: the future completes when the batch is
-        synced, in every class but `ephemeral`.
-        """
-        return self._append(batch, key, durable=durable)
-
-    @property
-    def has_no_write_limits(self) -> bool:
-        """Whether a write is accepted regardless of the topic's size: no rejecting cap, no ttl, no quota."""
-        topic = self._state
-        config = topic.config
-        return config.discard == "old" and not config.ttl_ms and not topic.context.limits.total_bytes_max
-
-    @property
-    def has_upstream(self) -> bool:
-        """Whether routers write to it."""
-        return self._state.upstream is not None
-
-    @property
-    def has_routers(self) -> bool:
-        """Whether routers write to it or read from it."""
-        return self._state.upstream is not None or bool(self._state.downstream)
-
-    @property
-    def is_floor_durable(self) -> bool:
-        """Whether `state` does not block on the disk."""
-        return retention.is_floor_durable(self._state)
-
-    def is_floor_durable_for(self, from_seq: int) -> bool:
-        """Whether a read from this cursor does not have to make a floor durable first, which blocks on the disk."""
-        return retention.is_floor_durable(self._state, from_seq)
-
-    @property
-    def needs_expiry(self) -> bool:
-        """Whether a write would first have to make an expiry durable, which blocks on the disk."""
-        return retention.needs_expiry(self._state)
+        return producer_batches.list_batches(self._state, writer)
 
     def delete(
         self,
@@ -334,39 +382,6 @@ class Topic:
         """Yield all records that exist now."""
         return self.follow(timeout=0.0, on_gap="skip")
 
-    def read_json(
-        self,
-        from_seq: int,
-        limit: int,
-        bytes_max: int,
-        *,
-        nodes: ExcludedNodes = frozenset(),
-        show: FieldSelection,
-        strong: bool = False,
-    ) -> JsonPage:
-        """`read`, with records as JSON text that is ready to be sent."""
-        return json_pages.read_json_page(self._state, from_seq, limit, nodes, bytes_max, show, strong=strong)
-
-    def can_read_without_blocking(
-        self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False
-    ) -> bool:
-        """Whether `read_json` from here needs memory alone. Without a limit, or for a reader that excludes nodes:
-        whether the records are in memtables."""
-        return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
-
-    def read_cached_json(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> JsonPage | None:
-        """`read_json` with all fields, if the records are plain JSON data in memory. None decides nothing: ask
-        `can_read_without_blocking`, or read."""
-        return json_pages.read_cached_page(self._state, from_seq, limit, bytes_max, strong=strong)
-
-    def is_durable_for(self, strong: bool) -> bool:
-        """Whether a read needs no sync first."""
-        return consistency.is_durable_to_head(self._state, strong)
-
-    def check_strong_supported(self) -> None:
-        """Raise BadInput where strong reads are impossible: the topic's class does not survive a power cut."""
-        consistency.check_strong_durability(self.name, self.config.durability)
-
     def scan(
         self,
         from_seq: int = 0,
@@ -405,10 +420,6 @@ class Topic:
         """Return the segment whose first seq is `base`, if it has files."""
         return segment_listing.find_segment(self._state, base)
 
-    def record_access(self, *, read: bool = True) -> None:
-        """Record an access, to the records or only to the state. Priorities depend on it."""
-        self._state.record_access(read=read)
-
     def add_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` after every write, drop and close, on the thread that did it, until `remove_listener`. It must be
         short and must not block."""
@@ -416,10 +427,6 @@ class Topic:
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
         self._state.remove_listener(wake)
-
-    @property
-    def is_dropped(self) -> bool:
-        return self._state.is_dropped
 
     def to_arrow(
         self,

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from tidelog.http import h1_encoder
-from tidelog.http.exchange import BaseExchange
+from tidelog.http.exchange import HttpExchange
 from tidelog.http.interface import AnyResponse, Application, ClientDisconnected, Request, Response, Stream, Upgrade
 from tidelog.http.limits import Limits
 from tidelog.http.server_state import ServerState
@@ -204,9 +204,9 @@ class AsgiAdapter:
         if kind == "lifespan":
             await self._lifespan(receive, send)
         elif kind == "websocket":
-            await _AsgiWebSocketExchange(self._server_state, scope, receive, send).serve()
+            await _AsgiWebSocketCall(self._server_state, scope, receive, send).serve()
         else:
-            await _AsgiExchange(self._server_state, scope, receive, send).serve()
+            await _AsgiCall(self._server_state, scope, receive, send).serve()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         for name, hook in (("startup", self._startup), ("shutdown", self._shutdown)):
@@ -252,57 +252,68 @@ def _response_fields(answer: Response | Stream, length: int | None) -> Iterable[
     yield from answer.headers
 
 
-class _AsgiExchange(BaseExchange):
-    """One request, which is one ASGI call."""
+class _AsgiCall:
+    """One request, which is one ASGI call: the transport of its exchange."""
 
     def __init__(self, server_state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(server_state, server_state.compressed_app, _build_request(scope))
+        self._server_state = server_state
+        self.exchange = HttpExchange(server_state, server_state.compressed_app, _build_request(scope), self)
         self._scope, self._receive, self._send_message = scope, receive, send
         self._response_future: asyncio.Future[AnyResponse | None] = server_state.loop.create_future()
         self._body_consumed = WaiterList()  # the receive loop, while too much is read ahead
         self._write_buffer = WriteBuffer(server_state.limits)
-        self._asgi_stream_task: asyncio.Task[None] | None = None
+        self._stream_task: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Return when the response was sent or the client disconnected."""
-        receiver = self.server_state.loop.create_task(self._receive_loop())
+        receiver = self._server_state.loop.create_task(self._receive_loop())
         try:
             answer = await self._response_future
             if isinstance(answer, Response):
                 await self._write_response(answer)
             elif isinstance(answer, Stream):
                 await self._write_stream(answer)
-            self.response_sent = True
+            self.exchange.response_sent = True
         finally:
             receiver.cancel()
-            if not self.response_sent:
+            if not self.exchange.response_sent:
                 self.on_disconnect()
-            await asyncio.gather(
-                receiver, *([self._asgi_stream_task] if self._asgi_stream_task else ()), return_exceptions=True
-            )
+            await asyncio.gather(receiver, *([self._stream_task] if self._stream_task else ()), return_exceptions=True)
 
     async def _receive_loop(self) -> None:
-        self.start()
+        self.exchange.start()
         while True:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 break
             # One event is received ahead of what the handler reads, so that a disconnect is noticed meanwhile.
-            while self.unread_body_bytes > self.server_state.limits.ahead_bytes_max:
+            while self.exchange.unread_body_bytes > self._server_state.limits.ahead_bytes_max:
                 await self._body_consumed.wait()
             if data := event.get("body", b""):
-                self.feed_body(bytes(data))
-            if not event.get("more_body", False) and not self.body_complete:
-                self.end_body()
-        if not self.response_sent:
+                self.exchange.feed_body(bytes(data))
+            if not event.get("more_body", False) and not self.exchange.body_complete:
+                self.exchange.end_body()
+        if not self.exchange.response_sent:
             self.on_disconnect()
+
+    def send_continue(self) -> None:
+        """The surrounding server sends it."""
 
     def on_body_consumed(self, size: int) -> None:  # noqa: ARG002 - `unread_body_bytes` is what counts
         self._body_consumed.wake()
 
+    def on_body_discarded(self, size: int) -> None:
+        """The surrounding server bounds what it reads."""
+
+    def on_complete(self) -> None:
+        """`serve` returns after the response."""
+
+    def upgrade(self, answer: Upgrade) -> None:
+        self._set_response(answer)
+
     def on_disconnect(self) -> None:
-        if not self.disconnected:
-            super().on_disconnect()
+        if not self.exchange.disconnected:
+            self.exchange.on_disconnect()
             self._write_buffer.on_disconnect()
             self._set_response(None)
 
@@ -316,9 +327,8 @@ class _AsgiExchange(BaseExchange):
 
     def start_stream(self, stream: Stream) -> None:
         h1_encoder.encode_headers(stream.headers)
-        if self.request.method != "HEAD":
-            self.spawn_stream(stream, self._write_buffer)
-            self._asgi_stream_task = self._stream_task
+        if self.exchange.request.method != "HEAD":
+            self._stream_task = self.exchange.spawn_stream(stream, self._write_buffer)
         self._set_response(stream)
 
     def on_stream_end(self, is_complete: bool) -> None:
@@ -330,33 +340,33 @@ class _AsgiExchange(BaseExchange):
 
     async def _write_response(self, response: Response) -> None:
         await self._write_head(response, len(response.body))
-        body = b"" if self.request.method == "HEAD" else response.body
+        body = b"" if self.exchange.request.method == "HEAD" else response.body
         await self._send_message({"type": "http.response.body", "body": body})
 
     async def _write_stream(self, stream: Stream) -> None:
         await self._write_head(stream, None)
-        if self._asgi_stream_task is not None:
+        if self._stream_task is not None:
             while (data := await self._write_buffer.next_chunk()) is not None:
                 await self._send_message({"type": "http.response.body", "body": data, "more_body": True})
-            if self.disconnected:
+            if self.exchange.disconnected:
                 return
             if not self._write_buffer.is_complete:
                 raise RuntimeError("the stream was cut off")  # the server drops the connection, so the client notices
         await self._send_message({"type": "http.response.body", "body": b""})
 
 
-class _AsgiWebSocketExchange(_AsgiExchange):
+class _AsgiWebSocketCall(_AsgiCall):
     """A WebSocket handshake; the ASGI call lasts as long as the socket."""
 
     async def serve(self) -> None:
         event = await self._receive()
         if event["type"] != "websocket.connect":
             return
-        self.body_complete = True
-        self.start()
+        self.exchange.body_complete = True
+        self.exchange.start()
         answer = await self._response_future
         if isinstance(answer, Upgrade):
-            await AsgiWebSocket(self.server_state, answer, self._receive, self._send_message).serve()
+            await AsgiWebSocket(self._server_state, answer, self._receive, self._send_message).serve()
         elif isinstance(answer, Response):
             await self._reject_handshake(answer)
 
@@ -372,8 +382,5 @@ class _AsgiWebSocketExchange(_AsgiExchange):
 
     def start_stream(self, stream: Stream) -> None:
         raise RuntimeError(
-            f"{self.request.path}: a WebSocket cannot be answered with a stream of status {stream.status}"
+            f"{self.exchange.request.path}: a WebSocket cannot be answered with a stream of status {stream.status}"
         )
-
-    def upgrade(self, answer: Upgrade) -> None:
-        self._set_response(answer)

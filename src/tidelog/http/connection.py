@@ -29,6 +29,10 @@ _CHUNKS_END = b"\r\n\r\n"  # of the last chunk, or of the trailers after it
 FLOOD_BYTES_MAX = 1 << 20
 """Bytes that are still read from a client that exceeded a limit: it may have sent them before it received the error."""
 
+# CVE-2024-12254: `writelines` of these versions of asyncio never calls `pause_writing`, so a client that does not read
+# lets responses grow without limit.
+_WRITELINES_IGNORES_LIMITS = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+
 
 class _YieldToLoop:
     """Awaiting this lets the loop run one turn."""
@@ -50,6 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self._eof_pending = False  # to be sent once everything is written
         self._drain_waiters = WaiterList()
         self._bytes_since_yield = 0
+        self._joins_writes = False  # where `writelines` does not pause
         self._last_unsent_bytes = 0  # at the last tick, and since when that number has not changed
         self._last_progress_s = 0.0
         self._closing_since_s = 0.0
@@ -71,12 +76,14 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
         limits = self.server_state.limits
         transport.set_write_buffer_limits(high=limits.write_high_bytes, low=limits.write_low_bytes)
+        self._joins_writes = _WRITELINES_IGNORES_LIMITS and type(transport).__module__.startswith("asyncio.")
         self.server_state.add_connection(self)
         self._opened_s = self._last_received_s = self.server_state.now_s  # the clock stands still without connections
 
     def switch_protocol(self, other: Connection) -> None:
         """Hand the transport over to `other`."""
         other.transport, other.peer, other.write_paused = self.transport, self.peer, self.write_paused
+        other._joins_writes = self._joins_writes
         self.server_state.add_connection(other)
         self.server_state.remove_connection(self)
         self._unsent_account.release()
@@ -194,6 +201,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if len(data) == 1:
             self.transport.write(data[0])
+        elif self._joins_writes:
+            self.transport.write(b"".join(data))
         else:
             self.transport.writelines(data)
 

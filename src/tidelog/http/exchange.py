@@ -10,7 +10,8 @@ Promises to the application: a request for which `begin` returned a BodyPolicy r
 handler's response is dropped. A stream that was accepted is always started, and cancelled when its client disconnects.
 A client that disconnects earlier calls the disconnect callbacks. Exactly one of the two happens.
 
-A connection overrides the methods under "Transport".
+`HttpExchange` is the same for every protocol. It writes through the `ExchangeTransport` it is given: `Http1Request`
+and `Http2Stream` of the connections, and the calls of `asgi.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tidelog.http.interface import (
     AnyResponse,
@@ -112,7 +113,35 @@ class RequestError(NamedTuple):
     headers: Headers = ()
 
 
-class BaseExchange:
+class ExchangeTransport(Protocol):
+    """How one request is read from its connection and its response is written to it."""
+
+    def send_continue(self) -> None:
+        """The body is wanted: send `100 Continue` if the client waits for it."""
+
+    def on_body_consumed(self, size: int) -> None:
+        """Bytes of the body have left memory: more may be read."""
+
+    def on_body_discarded(self, size: int) -> None:
+        """Bytes of the body arrived and were thrown away."""
+
+    def send(self, response: Response) -> None:
+        """Write a whole response. The body of the request may be incomplete."""
+
+    def start_stream(self, stream: Stream) -> None:
+        """Write the head of a stream and call `spawn_stream`."""
+
+    def on_stream_end(self, is_complete: bool) -> None:
+        """Write the end of the stream, or cut it off."""
+
+    def upgrade(self, answer: Upgrade) -> None:
+        """Become a WebSocket: `Request.upgrade` is true."""
+
+    def on_complete(self) -> None:
+        """The request was read and its response sent."""
+
+
+class HttpExchange:
     """The exchange that handlers see. Defaults are class attributes: most requests change few of them, and setting all
     of them would cost as much as parsing the request."""
 
@@ -132,8 +161,10 @@ class BaseExchange:
     _stream_task: asyncio.Task[None] | None = None
     _body_reservation: BodyReservation | None = None  # of a body above _RESERVE_ABOVE_BYTES
 
-    def __init__(self, server_state: ServerState, app: Application, request: Request) -> None:
-        self.server_state, self.app, self.request = server_state, app, request
+    def __init__(
+        self, server_state: ServerState, app: Application, request: Request, transport: ExchangeTransport
+    ) -> None:
+        self.server_state, self.app, self.request, self._transport = server_state, app, request, transport
 
     # Called by the connection.
 
@@ -161,18 +192,18 @@ class BaseExchange:
         elif self.body_complete:
             self._call_handler()
         else:
-            self.send_continue()
+            self._transport.send_continue()
 
     def feed_body(self, data: bytes) -> None:
         """Take the next bytes of the body."""
         self.body_bytes += len(data)
         if self._body_stream is None and (self.responded or self._handler_called):
-            self.on_body_consumed(len(data))
-            self.on_body_discarded(len(data))
+            self._transport.on_body_consumed(len(data))
+            self._transport.on_body_discarded(len(data))
             return
         policy = self._body_policy
         if policy is not None and self.body_bytes > policy.bytes_max:
-            self.on_body_consumed(len(data))
+            self._transport.on_body_consumed(len(data))
             self._reject_too_large(policy)
         elif self._body_stream is not None:
             self._body_stream.feed(data)
@@ -186,13 +217,13 @@ class BaseExchange:
                     self._body_reservation = BodyReservation(self._reject_over_budget)
                 self.server_state.body_budget.update(self._body_reservation, self.body_bytes)
             if self.started:
-                self.on_body_consumed(len(data))
+                self._transport.on_body_consumed(len(data))
 
     def end_body(self) -> None:
         """The body is complete."""
         self.body_complete = True
         if self.response_sent:
-            self.on_complete()
+            self._transport.on_complete()
         elif self._body_stream is not None:
             if self._body_reservation is not None:
                 self.server_state.body_budget.mark_complete(self._body_reservation)
@@ -206,7 +237,7 @@ class BaseExchange:
         if not self.started:
             self.head_error = RequestError(status, reason)
         elif self.response_sent:
-            self.on_complete()
+            self._transport.on_complete()
         else:
             self._reject_body(status, reason)
 
@@ -222,6 +253,11 @@ class BaseExchange:
                 self._abandon()
             for call in self._disconnect_callbacks or ():
                 self._call_safely("a disconnect callback", call)
+
+    def spawn_stream(self, stream: Stream, sink: Sink) -> asyncio.Task[None]:
+        """Run an accepted stream that writes to `sink`."""
+        self._stream_task = task = self.server_state.spawn(self._run_stream(stream, sink))
+        return task
 
     @property
     def unread_body_bytes(self) -> int:
@@ -267,17 +303,20 @@ class BaseExchange:
             self.responded, self._disconnect_callbacks = True, None
             self._release_body()
             if isinstance(answer, Upgrade):
-                self.upgrade(answer)
+                if not self.request.upgrade:
+                    name = f"{self.request.method} {self.request.path}"
+                    raise RuntimeError(f"{name} cannot become a WebSocket for {answer.run}")
+                self._transport.upgrade(answer)
                 return
             try:
-                self.start_stream(answer)
+                self._transport.start_stream(answer)
             except (ValueError, TypeError) as error:
-                self.send(self._internal_error("the head of the stream", error))
+                self._transport.send(self._internal_error("the head of the stream", error))
 
     def _start_body_stream(self) -> None:
         """Pass on what has arrived so far, and the rest as the handler reads it."""
         self._release_body()  # from now on the handler reports what it keeps, by `keep_body`
-        self._body_stream = stream = BodyStream(self.on_body_consumed)
+        self._body_stream = stream = BodyStream(self._transport.on_body_consumed)
         self.request.body_stream = stream
         for data in self._body_chunks or ():
             stream.feed(bytes(data))
@@ -285,7 +324,7 @@ class BaseExchange:
         if self.body_complete:
             stream.end()
         else:
-            self.send_continue()
+            self._transport.send_continue()
         self._call_handler()
 
     def _call_handler(self) -> None:
@@ -342,9 +381,9 @@ class BaseExchange:
             self._abort_body_stream(ClientDisconnected)
         if not self.disconnected:
             try:
-                self.send(response)
+                self._transport.send(response)
             except (ValueError, TypeError) as error:  # an invalid header; nothing was written
-                self.send(self._internal_error("the response", error))
+                self._transport.send(self._internal_error("the response", error))
 
     def _abort_body_stream(self, error: Exception | type[Exception]) -> None:
         """Raise the error to the reader; later bytes are discarded."""
@@ -368,10 +407,6 @@ class BaseExchange:
         self._report_error(name, error)
         return self.app.malformed(self.request, 500, "the server made a mistake")
 
-    def spawn_stream(self, stream: Stream, sink: Sink) -> None:
-        """Run an accepted stream that writes to `sink`."""
-        self._stream_task = self.server_state.spawn(self._run_stream(stream, sink))
-
     async def _run_stream(self, stream: Stream, sink: Sink) -> None:
         is_complete = False
         try:
@@ -385,31 +420,4 @@ class BaseExchange:
             self._stream_task = None
             self._abort_body_stream(ClientDisconnected)
             if not self.disconnected:
-                self.on_stream_end(is_complete)
-
-    # Transport: overridden by each protocol.
-
-    def send_continue(self) -> None:
-        """The body is wanted: send `100 Continue` if the client waits for it."""
-
-    def on_body_consumed(self, size: int) -> None:
-        """Bytes of the body have left memory: more may be read."""
-
-    def on_body_discarded(self, size: int) -> None:
-        """Bytes of the body arrived and were thrown away."""
-
-    def send(self, response: Response) -> None:
-        """Write a whole response. The body of the request may be incomplete."""
-
-    def start_stream(self, stream: Stream) -> None:
-        """Write the head of a stream and call `spawn_stream`."""
-
-    def on_stream_end(self, is_complete: bool) -> None:
-        """Write the end of the stream, or cut it off."""
-
-    def upgrade(self, answer: Upgrade) -> None:
-        """Become a WebSocket."""
-        raise RuntimeError(f"{self.request.method} {self.request.path} cannot become a WebSocket for {answer.run}")
-
-    def on_complete(self) -> None:
-        """The request was read and its response sent."""
+                self._transport.on_stream_end(is_complete)

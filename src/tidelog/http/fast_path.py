@@ -49,7 +49,7 @@ class FastRequest(FastPathReader):
     """The request of one connection that is on the fast path. One object per connection serves all its requests,
     because one is in progress at a time."""
 
-    body_complete = framing_valid = keep_alive = True
+    body_complete = True
     unread_body_bytes = 0
     owner: Http1Connection
 
@@ -74,7 +74,7 @@ class FastRequest(FastPathReader):
             return
         owner.write(*data)
         if owner.server_state.draining:
-            owner.finish_connection(self)
+            owner.finish_connection()
         else:
             owner.next_request(self)
 

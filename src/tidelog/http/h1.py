@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections: `Http1Connection` parses requests and writes responses in order, `Http1Exchange` is one request
+"""HTTP/1.1 connections: `Http1Connection` parses requests and writes responses in order, `Http1Request` is one request
 on it, `validate_head` checks what the parser leaves open."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from httptools import (
 
 from tidelog.http import fast_path, h1_encoder, websocket
 from tidelog.http.connection import Connection
-from tidelog.http.exchange import BaseExchange, RequestError
+from tidelog.http.exchange import HttpExchange, RequestError
 from tidelog.http.fast_path import CachedHead, FastRequest
 from tidelog.http.interface import (
     FAST_REQUEST_BYTES_MAX,
@@ -33,8 +33,8 @@ from tidelog.http.limits import REQUEST_UNITS, RESERVED_UNITS, Limits
 from tidelog.http.server_state import ServerState
 
 
-class Http1Exchange(BaseExchange):
-    """One request of an HTTP/1.1 connection.
+class Http1Request:
+    """One request of an HTTP/1.1 connection: how it is framed, and the transport of its exchange.
 
         whole response            Content-Length, one write if it is small
         stream, HTTP/1.1 client   chunked; the connection stays open after it
@@ -57,14 +57,14 @@ class Http1Exchange(BaseExchange):
 
     def __init__(self, connection: Http1Connection, app: Application, request: Request) -> None:
         self.connection = connection
-        self.server_state, self.app, self.request = connection.server_state, app, request
+        self.exchange = HttpExchange(connection.server_state, app, request, self)
 
     @property
     def has_body(self) -> bool:
-        return self.is_chunked or bool(self.request.content_length)
+        return self.is_chunked or bool(self.exchange.request.content_length)
 
     def send_continue(self) -> None:
-        if self.expects_continue and not self.body_bytes:
+        if self.expects_continue and not self.exchange.body_bytes:
             self.expects_continue = False
             self.connection.write(h1_encoder.CONTINUE_RESPONSE)
 
@@ -73,28 +73,30 @@ class Http1Exchange(BaseExchange):
 
     def on_body_discarded(self, size: int) -> None:
         self._discarded_bytes += size
-        if self.response_sent and self._discarded_bytes > self.server_state.limits.discard_bytes_max:
-            self.connection.finish_connection(self)
+        limits = self.connection.server_state.limits
+        if self.exchange.response_sent and self._discarded_bytes > limits.discard_bytes_max:
+            self._finish_connection()
 
     def _connection_header(self, keep_open: bool) -> bytes:
         """Decide whether the connection stays open after this response; return the header that says so."""
-        unread_bytes = 0 if self.body_complete else (self.request.content_length or 0) - self.body_bytes
+        exchange, state = self.exchange, self.connection.server_state
+        unread_bytes = 0 if exchange.body_complete else (exchange.request.content_length or 0) - exchange.body_bytes
         self._keeps_connection = (
             keep_open
             and self.keep_alive
             and self.framing_valid
-            and not self.server_state.draining
-            and unread_bytes <= self.server_state.limits.discard_bytes_max
-            and not (self.expects_continue and not self.body_bytes)
+            and not state.draining
+            and unread_bytes <= state.limits.discard_bytes_max
+            and not (self.expects_continue and not exchange.body_bytes)
         )
         if self._keeps_connection:
             return b"" if self.is_http11 else h1_encoder.KEEP_ALIVE
         return h1_encoder.CONNECTION_CLOSE
 
     def send(self, response: Response) -> None:
-        connection = self._connection_header(not response.close)
-        date = self.server_state.date_header.refresh().line
-        self.connection.write(*h1_encoder.encode_response(response, date, connection, self.request.method == "HEAD"))
+        header, is_head = self._connection_header(not response.close), self.exchange.request.method == "HEAD"
+        date = self.connection.server_state.date_header.refresh().line
+        self.connection.write(*h1_encoder.encode_response(response, date, header, is_head))
         self._on_response_written()
 
     def start_stream(self, stream: Stream) -> None:
@@ -102,13 +104,13 @@ class Http1Exchange(BaseExchange):
         framing = self._connection_header(self.is_http11 or bodyless)
         if self.is_http11 and not bodyless:
             framing += h1_encoder.CHUNKED_ENCODING
-        date = self.server_state.date_header.refresh().line
+        date = self.connection.server_state.date_header.refresh().line
         self.connection.write(h1_encoder.encode_head(stream.status, stream.content_type, stream.headers, date, framing))
-        if bodyless or self.request.method == "HEAD":
+        if bodyless or self.exchange.request.method == "HEAD":
             self._on_response_written()
         else:
             self._sink = ChunkedSink(self.connection, self.is_http11)
-            self.spawn_stream(stream, self._sink)
+            self.exchange.spawn_stream(stream, self._sink)
 
     def on_stream_end(self, is_complete: bool) -> None:
         if self._sink is not None:
@@ -121,23 +123,26 @@ class Http1Exchange(BaseExchange):
         self._on_response_written()
 
     def _on_response_written(self) -> None:
-        self.response_sent = True
-        if not self._keeps_connection or self.server_state.draining:
-            self.connection.finish_connection(self)
-        elif self.body_complete:
+        self.exchange.response_sent = True
+        if not self._keeps_connection or self.connection.server_state.draining:
+            self._finish_connection()
+        elif self.exchange.body_complete:
             self.on_complete()
         else:
             self.connection.update_reading()
 
     def on_complete(self) -> None:
         if self.framing_valid:
-            self.connection.next_request(self)
+            self.connection.next_request(self.exchange)
         else:
-            self.connection.finish_connection(self)
+            self._finish_connection()
+
+    def _finish_connection(self) -> None:
+        # A client that sends nothing more cannot lose the response to a reset.
+        sends_more = not self.exchange.body_complete or self.keep_alive or not self.framing_valid
+        self.connection.finish_connection(linger=sends_more)
 
     def upgrade(self, answer: Upgrade) -> None:
-        if not self.request.upgrade:
-            super().upgrade(answer)
         self.connection.upgrade(answer)
 
 
@@ -212,8 +217,8 @@ def header_flag(flag: int, value: bytes, seen_flags: int) -> int:
     return flag
 
 
-def validate_head(exchange: Http1Exchange, flags: int, version: str, keep_alive: bool, target: bytes) -> None:
-    """Set the fields of `exchange` that depend on its head, and `head_error` if the head is invalid.
+def validate_head(incoming: Http1Request, flags: int, version: str, keep_alive: bool, target: bytes) -> None:
+    """Set the fields of `incoming` that depend on its head, and `head_error` if the head is invalid.
 
     llhttp has rejected by then: several Content-Lengths or one that is no number, a Transfer-Encoding beside it, folded
     lines, control characters, spaces before a colon. It accepts these, in order of the checks below:
@@ -226,29 +231,26 @@ def validate_head(exchange: Http1Exchange, flags: int, version: str, keep_alive:
 
     `check_head_size` adds 414 (target too long) and 431 (head too long).
     """
-    request = exchange.request
-    exchange.is_http11, exchange.keep_alive, exchange.is_chunked = (
-        version == "1.1",
-        keep_alive,
-        bool(flags & TRANSFER_ENCODING),
-    )
-    if flags & EXPECT and exchange.is_http11:
-        exchange.expects_continue = (request.header(b"expect") or b"").lower() == b"100-continue"
+    exchange, request, is_http11 = incoming.exchange, incoming.exchange.request, version == "1.1"
+    incoming.is_http11, incoming.keep_alive = is_http11, keep_alive
+    incoming.is_chunked = bool(flags & TRANSFER_ENCODING)
+    if flags & EXPECT and is_http11:
+        incoming.expects_continue = (request.header(b"expect") or b"").lower() == b"100-continue"
     if version not in ("1.0", "1.1"):
         exchange.head_error = RequestError(505, f"HTTP/{version} is not supported, 1.1 is")
-    elif flags & TWO_HOSTS or (exchange.is_http11 and not flags & HOST):
+    elif flags & TWO_HOSTS or (is_http11 and not flags & HOST):
         exchange.head_error = RequestError(400, "a request has exactly one Host header")
-    elif flags & TRANSFER_ENCODING and not exchange.is_http11:
+    elif flags & TRANSFER_ENCODING and not is_http11:
         exchange.head_error = RequestError(400, "Transfer-Encoding is not part of HTTP/1.0")
     elif flags & UNKNOWN_TRANSFER_ENCODING:
         exchange.head_error = RequestError(501, "the only supported transfer coding is chunked")
     elif request.method == "CONNECT":
         exchange.head_error = RequestError(501, "this is not a proxy")
     elif request.path[:1] != "/" and request.path != "*":
-        exchange.head_error = _use_absolute_target(exchange, target)
+        exchange.head_error = _use_absolute_target(request, target)
 
 
-def _use_absolute_target(exchange: Http1Exchange, target: bytes) -> RequestError | None:
+def _use_absolute_target(request: Request, target: bytes) -> RequestError | None:
     """Use the path of a target with scheme and host, the form that is sent to proxies."""
     try:
         url = parse_url(target)
@@ -256,13 +258,13 @@ def _use_absolute_target(exchange: Http1Exchange, target: bytes) -> RequestError
         url = None
     if url is None or not url.schema:
         return RequestError(400, "the target is neither a path nor a URL")
-    exchange.request.path, exchange.request.query = (url.path or b"/").decode(), (url.query or b"").decode()
+    request.path, request.query = (url.path or b"/").decode(), (url.query or b"").decode()
     return None
 
 
-def requests_websocket(exchange: Http1Exchange) -> bool:
+def requests_websocket(incoming: Http1Request) -> bool:
     """Return whether a request to switch protocols asks for WebSocket, the only one supported."""
-    return exchange.is_http11 and (exchange.request.header(b"upgrade") or b"").lower() == b"websocket"
+    return incoming.is_http11 and (incoming.exchange.request.header(b"upgrade") or b"").lower() == b"websocket"
 
 
 def check_head_size(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> RequestError | None:
@@ -287,7 +289,7 @@ _METHODS: Final = {name.encode(): name for name in ("GET", "POST", "PUT", "DELET
 class Http1Connection(Connection):
     """Requests in, responses out, one at a time and in order.
 
-        bytes ──► llhttp ──► head ──► is a request in progress? ──no──► Http1Exchange.start
+        bytes ──► llhttp ──► head ──► is a request in progress? ──no──► HttpExchange.start
                      │                   └──yes──► it waits: up to a number of them, then nothing more is read
                      └──► body ──► its exchange
 
@@ -317,14 +319,14 @@ class Http1Connection(Connection):
         self._content_length: int | None = None
 
         # The requests.
-        self.current: Http1Exchange | FastRequest | None = None  # the request in progress
+        self.current: HttpExchange | FastRequest | None = None  # the request in progress
         self._fast_request: FastRequest | None = None  # reads the socket where the fast path is available
         if fast_path.IS_AVAILABLE:
             self._fast_request = reader = FastRequest(self, server_state.receive_buffer, super().buffer_updated)
             self.get_buffer, self.buffer_updated = reader.get_buffer, reader.buffer_updated  # type: ignore[method-assign]
         self._cached_head: CachedHead | None = None  # of the last request on the fast path
-        self._pipelined: deque[Http1Exchange] = deque()
-        self._receiving: Http1Exchange | None = None  # whose body is being parsed
+        self._pipelined: deque[Http1Request] = deque()
+        self._receiving: Http1Request | None = None  # whose body is being parsed
         self._pipelined_bytes = 0
         self._starting_pipelined = False
         self._ignore_input = False  # no more input is parsed
@@ -333,7 +335,7 @@ class Http1Connection(Connection):
         # A request to switch protocols.
         self._feeding = False
         self._upgrade_has_body = False  # llhttp stops after it, but it has a body
-        self._upgrading: Http1Exchange | None = None  # bytes after it are not HTTP if its handler accepts
+        self._upgrading: Http1Request | None = None  # bytes after it are not HTTP if its handler accepts
         self._bytes_after_upgrade = b""
         self._upgrade_response: Upgrade | None = None
         self._websocket: websocket.WebSocketConnection | None = None  # after the switch
@@ -373,11 +375,11 @@ class Http1Connection(Connection):
             if self._upgrading is not None:
                 self._bytes_after_upgrade += data[pos:]
                 break
-            exchange, step = self._receiving, _PARSE_STEP_BYTES
-            if exchange is not None:
-                missing_bytes = (exchange.request.content_length or 0) - exchange.body_bytes
-                step = max(_CHUNKED_STEP_BYTES if exchange.is_chunked else missing_bytes, step)
-            is_spent = units_left <= RESERVED_UNITS and (exchange is None or exchange.is_chunked)
+            incoming, step = self._receiving, _PARSE_STEP_BYTES
+            if incoming is not None:
+                missing_bytes = (incoming.exchange.request.content_length or 0) - incoming.exchange.body_bytes
+                step = max(_CHUNKED_STEP_BYTES if incoming.is_chunked else missing_bytes, step)
+            is_spent = units_left <= RESERVED_UNITS and (incoming is None or incoming.is_chunked)
             if is_spent or (pos and self._is_full):
                 self.defer(bytes(data[pos:]))
                 return
@@ -521,12 +523,13 @@ class Http1Connection(Connection):
         request = Request(
             _METHODS.get(method) or method.decode(), path, query, self._headers, self.peer, b"", None, length
         )
-        exchange = Http1Exchange(self, state.compressed_app if flags & CONTENT_CODED else state.app, request)
+        incoming = Http1Request(self, state.compressed_app if flags & CONTENT_CODED else state.app, request)
+        exchange = incoming.exchange
         is_plain = not flags & ~PLAIN_HEADERS and flags & HOST and path[:1] == "/" and parser.should_keep_alive()
         if not is_plain:
-            validate_head(exchange, flags, parser.get_http_version(), parser.should_keep_alive(), self._url)
+            validate_head(incoming, flags, parser.get_http_version(), parser.should_keep_alive(), self._url)
             if exchange.head_error is None and parser.should_upgrade():
-                self._check_upgrade(exchange)
+                self._check_upgrade(incoming)
         elif (
             fast_path.IS_AVAILABLE
             and self._is_first_in_input
@@ -539,85 +542,88 @@ class Http1Connection(Connection):
                 state.head_cache.remember(bytes(self._parsing), handler)
         if self._input_bytes > state.safe_head_bytes or not self._head_began_in_input:
             exchange.head_error = check_head_size(self._url, self._headers, state.limits) or exchange.head_error
-        self._receiving, self._chunk_overhead_bytes = exchange, 0
+        self._receiving, self._chunk_overhead_bytes = incoming, 0
         if exchange.head_error is not None:
-            exchange.body_complete, exchange.framing_valid = True, False
+            exchange.body_complete, incoming.framing_valid = True, False
             self._receiving, self._ignore_input = None, True
         if self.current is None and not self._pipelined and not self.write_paused:
             self.current = exchange
             exchange.start()
         else:
-            self._pipelined.append(exchange)
-            exchange.head_bytes = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
-            self._pipelined_bytes += exchange.head_bytes
+            self._pipelined.append(incoming)
+            incoming.head_bytes = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+            self._pipelined_bytes += incoming.head_bytes
 
     def on_body(self, data: bytes) -> None:
         self._chunk_overhead_bytes = 0
         self._parser_calls += 1
-        exchange = self._receiving
-        if exchange is not None:
+        if self._receiving is not None:
+            exchange = self._receiving.exchange
             if not exchange.started:
                 self._pipelined_bytes += len(data)
             exchange.feed_body(data)
 
     def on_message_complete(self) -> None:
         self._is_first_in_input = False
-        exchange = self._receiving
-        if exchange is not None and not self._upgrade_has_body:
+        incoming = self._receiving
+        if incoming is not None and not self._upgrade_has_body:
             self._receiving = None
-            if not exchange.keep_alive:
+            if not incoming.keep_alive:
                 self._ignore_input = True  # the client sends no other request
-            exchange.end_body()
+            incoming.exchange.end_body()
 
     # Upgrades and invalid requests.
 
-    def _check_upgrade(self, exchange: Http1Exchange) -> None:
+    def _check_upgrade(self, incoming: Http1Request) -> None:
         """Handle a request after which llhttp stops, because another protocol may follow."""
-        if not requests_websocket(exchange):
+        exchange = incoming.exchange
+        if not requests_websocket(incoming):
             # Some clients offer HTTP/2 with their first request. A response declines it; the request may have a body.
-            self._upgrade_has_body = exchange.has_body
+            self._upgrade_has_body = incoming.has_body
         elif (error := websocket.handshake_error(exchange.request)) is not None:
-            exchange.app, exchange.framing_valid = websocket.BadHandshake(exchange.app, error), False
+            exchange.app, incoming.framing_valid = websocket.BadHandshake(exchange.app, error), False
             self._ignore_input = True
         else:
             exchange.request.upgrade = True
-            self._upgrading = exchange
+            self._upgrading = incoming
 
     def _resume_body(self) -> None:
         """Parse the body of a request after whose head llhttp stopped.
 
         A new parser gets the head of a request with the same framing and without the upgrade.
         """
-        exchange = self._receiving
-        assert exchange is not None, "only a request with a body"
+        incoming = self._receiving
+        assert incoming is not None, "only a request with a body"
         length = self._content_length or 0
-        framing = b"transfer-encoding: chunked" if exchange.is_chunked else b"content-length: %d" % length
+        framing = b"transfer-encoding: chunked" if incoming.is_chunked else b"content-length: %d" % length
         self._receiving, self._ignore_input = None, True
         self._parser = HttpRequestParser(self)
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-        self._receiving, self._ignore_input, self._upgrade_has_body = exchange, False, False
+        self._receiving, self._ignore_input, self._upgrade_has_body = incoming, False, False
 
     def _fail_connection(self, status: int, reason: str) -> None:
         """Answer invalid input after the requests before it, and parse no more."""
         self._ignore_input, self._in_head = True, False
-        exchange, self._receiving = self._receiving, None
-        if exchange is not None:
-            exchange.framing_valid = False
-            exchange.fail_body(status, reason)
+        incoming, self._receiving = self._receiving, None
+        if incoming is not None:
+            incoming.framing_valid = False
+            incoming.exchange.fail_body(status, reason)
             return
-        exchange = Http1Exchange(self, self.server_state.app, UNREADABLE_REQUEST)
-        exchange.head_error = RequestError(status, reason)
-        exchange.body_complete, exchange.framing_valid = True, False
-        self._pipelined.append(exchange)
+        incoming = Http1Request(self, self.server_state.app, UNREADABLE_REQUEST)
+        incoming.exchange.head_error = RequestError(status, reason)
+        incoming.exchange.body_complete, incoming.framing_valid = True, False
+        self._pipelined.append(incoming)
         self._start_pipelined()
 
     # From one request to the next.
 
-    def next_request(self, exchange: Http1Exchange | FastRequest) -> None:
+    def next_request(self, exchange: HttpExchange | FastRequest) -> None:
         """Continue after a request and its response are complete."""
         self.current = None
         self._idle_since_s = self._head_since_s = self.server_state.now_s
-        if exchange is self._upgrading:  # its handler did not accept the upgrade: the bytes after it are HTTP
+        if (
+            self._upgrading is not None and exchange is self._upgrading.exchange
+        ):  # its handler did not accept the upgrade: the bytes after it are HTTP
             data, self._bytes_after_upgrade, self._upgrading = self._bytes_after_upgrade, b"", None
             if data:
                 self._parse_within_budget(memoryview(data))
@@ -626,15 +632,15 @@ class Http1Connection(Connection):
         if not self._reading:
             self.update_reading()
 
-    def finish_connection(self, exchange: Http1Exchange | FastRequest) -> None:
-        """Close after the last response. The body of its request may be incomplete."""
+    def finish_connection(self, *, linger: bool = True) -> None:
+        """Close after the last response. `linger`: the client may still be sending."""
         self._ignore_input = True
         self.current = self._receiving = None
         self._pipelined.clear()
-        if exchange.body_complete and not exchange.keep_alive and exchange.framing_valid:
-            self.close_after_write()  # the client sends nothing more that could cost it the response
-        else:
+        if linger:
             self.lingering_close()
+        else:
+            self.close_after_write()
 
     def _start_pipelined(self) -> None:
         if self._starting_pipelined:
@@ -642,8 +648,9 @@ class Http1Connection(Connection):
         self._starting_pipelined = True
         try:
             while self._pipelined and self.current is None and not self.write_paused and not self.is_closing:
-                exchange = self.current = self._pipelined.popleft()
-                self._pipelined_bytes -= exchange.body_bytes + exchange.head_bytes
+                incoming = self._pipelined.popleft()
+                exchange = self.current = incoming.exchange
+                self._pipelined_bytes -= exchange.body_bytes + incoming.head_bytes
                 exchange.start()
         finally:
             self._starting_pipelined = False
@@ -683,12 +690,12 @@ class Http1Connection(Connection):
             self._switch_to_websocket(answer)
 
     def _switch_to_websocket(self, answer: Upgrade) -> None:
-        exchange = self._upgrading
-        assert exchange is not None, "the request that asked for it"
+        incoming = self._upgrading
+        assert incoming is not None, "the request that asked for it"
         self.current = self._upgrading = None
         self._websocket = socket = websocket.WebSocketConnection(self.server_state, answer)
         self.switch_protocol(socket)
-        socket.open(exchange.request, self._bytes_after_upgrade)
+        socket.open(incoming.exchange.request, self._bytes_after_upgrade)
 
     # Time-outs and closing.
 
@@ -697,7 +704,7 @@ class Http1Connection(Connection):
         self._fail_connection(status, reason)
 
     def check_timeouts(self, now: float) -> None:
-        limits, current = self.server_state.limits, self.current
+        limits, current, incoming = self.server_state.limits, self.current, self._receiving
         if self._fast_request is not None and self._fast_request.was_served:  # since the last tick
             self._fast_request.was_served, self._idle_since_s = False, now
         if current is None:
@@ -708,14 +715,20 @@ class Http1Connection(Connection):
                 self.close_after_write()
         elif not current.body_complete and self._reading and now - self._last_received_s > limits.body_timeout_s:
             self._fail_connection(408, f"no more of the body arrived within {limits.body_timeout_s:g} s")
-        elif current is self._receiving and not self._reading and self._client_left_mid_body(current):
+        elif (
+            incoming is not None
+            and current is incoming.exchange
+            and not self._reading
+            and self._client_left_mid_body(incoming)
+        ):
             self.abort()
 
-    def _client_left_mid_body(self, exchange: Http1Exchange) -> bool:
+    def _client_left_mid_body(self, incoming: Http1Request) -> bool:
         """Return whether the client disconnected in the middle of a body that is not being read."""
-        if exchange.is_chunked:
+        if incoming.is_chunked:
             return self.peer_closed_before(None)
-        return self._content_length is not None and self.peer_closed_before(self._content_length - exchange.body_bytes)
+        received_bytes = incoming.exchange.body_bytes
+        return self._content_length is not None and self.peer_closed_before(self._content_length - received_bytes)
 
     def _begin_close(self) -> None:
         super()._begin_close()

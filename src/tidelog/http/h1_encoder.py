@@ -29,7 +29,14 @@ CHUNKED_ENCODING: Final = b"transfer-encoding: chunked\r\n"
 
 # A larger body is passed on as its own buffer: copying it would cost more.
 _JOIN_BODY_BYTES_MAX: Final = 64 << 10
-_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+# Python 3.13 has other phrases for four of these; responses and the OpenAPI document are the same in every version.
+REASON_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus} | {
+    413: "Request Entity Too Large",
+    414: "Request-URI Too Long",
+    416: "Requested Range Not Satisfiable",
+    422: "Unprocessable Entity",
+}
+_STATUS_LINES: Final = {code: f"HTTP/1.1 {code} {phrase}\r\n".encode() for code, phrase in REASON_PHRASES.items()}
 _BODYLESS_STATUSES: Final = frozenset((204, 304))
 
 

@@ -30,8 +30,8 @@ from h2.settings import SettingCodes, Settings
 
 from tidelog.http import h1_encoder
 from tidelog.http.connection import FLOOD_BYTES_MAX, Connection
-from tidelog.http.exchange import BaseExchange, RequestError
-from tidelog.http.interface import ClientDisconnected, Headers, Request, Response, Stream
+from tidelog.http.exchange import HttpExchange, RequestError
+from tidelog.http.interface import ClientDisconnected, Headers, Request, Response, Stream, Upgrade
 from tidelog.http.limits import REQUEST_UNITS, RateAllowance
 from tidelog.http.memory_budget import UnsentAccount
 from tidelog.http.server_state import ServerState
@@ -41,8 +41,8 @@ from tidelog.http.waiters import WaiterList
 _HOP_BY_HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))
 
 
-class Http2Stream(BaseExchange):
-    """One request of an HTTP/2 connection, and the sink of its streamed response."""
+class Http2Stream:
+    """One request of an HTTP/2 connection: the transport of its exchange, and the sink of its streamed response."""
 
     is_queued = False  # it waits for its turn to send
     body_abandoned = False  # its body timed out; the client may still be sending it
@@ -53,22 +53,21 @@ class Http2Stream(BaseExchange):
     _discarded_bytes = 0
 
     def __init__(self, connection: Http2Connection, stream_id: int, request: Request) -> None:
-        super().__init__(connection.server_state, connection.server_state.compressed_app, request)
-        self.connection, self.stream_id = connection, stream_id
+        state = connection.server_state
+        self.connection, self.stream_id, self.server_state = connection, stream_id, state
+        self.exchange = HttpExchange(state, state.compressed_app, request, self)
         self.send_queue: deque[memoryview] = deque()
         self.send_queue_bytes = 0
         self.send_queue_closed = False  # nothing will be added to it
-        self.last_received_s = connection.server_state.now_s
+        self.last_received_s = state.now_s
         self._written_bytes = 0
         self._drain_waiters = WaiterList()
-        self._unsent_account = UnsentAccount(
-            connection.server_state.unsent_budget, lambda: self.send_queue_bytes, self._evict_for_memory
-        )
+        self._unsent_account = UnsentAccount(state.unsent_budget, lambda: self.send_queue_bytes, self._evict_for_memory)
 
     # Transport of the request's body.
 
     def send_continue(self) -> None:
-        if (self.request.header(b"expect") or b"").lower() == b"100-continue":
+        if (self.exchange.request.header(b"expect") or b"").lower() == b"100-continue":
             self.connection.send_headers(self, [(b":status", b"100")])
 
     def on_body_consumed(self, size: int) -> None:
@@ -76,7 +75,7 @@ class Http2Stream(BaseExchange):
 
     def on_body_discarded(self, size: int) -> None:
         self._discarded_bytes += size
-        if self.response_sent and self._discarded_bytes > self.server_state.limits.discard_bytes_max:
+        if self.exchange.response_sent and self._discarded_bytes > self.server_state.limits.discard_bytes_max:
             self.connection.reset_stream(self, ErrorCodes.NO_ERROR)
 
     # Transport of the response.
@@ -89,15 +88,15 @@ class Http2Stream(BaseExchange):
             if length is not None:
                 fields.append((b"content-length", b"%d" % length))
         fields += [(name.lower(), value) for name, value in headers if name.lower() not in _HOP_BY_HOP_HEADERS]
-        is_empty = length == 0 or self.request.method == "HEAD" or h1_encoder.is_bodyless(status)
+        is_empty = length == 0 or self.exchange.request.method == "HEAD" or h1_encoder.is_bodyless(status)
         self.connection.send_headers(self, fields, end_stream=is_empty)
-        if is_empty and not self.disconnected:
+        if is_empty and not self.exchange.disconnected:
             self.on_response_sent()
 
     def send(self, response: Response) -> None:
         self._closes_connection = response.close
         self._send_head(response.status, response.content_type, response.headers, len(response.body))
-        if not self.response_sent and not self.disconnected:
+        if not self.exchange.response_sent and not self.exchange.disconnected:
             self.enqueue(response.body)
             self.send_queue_closed = True
             self.connection.send_pending(self)
@@ -107,13 +106,13 @@ class Http2Stream(BaseExchange):
         if limit and self.connection.streaming_count >= limit:
             reason = f"{limit} streams are open on this connection; another was refused"
             self.server_state.limit_counters.count("streams", self.connection.peer, reason)
-            self.send(self.app.malformed(self.request, 429, reason))
+            self.send(self.exchange.app.malformed(self.exchange.request, 429, reason))
             return
         self._send_head(stream.status, stream.content_type, stream.headers, None)
-        if not self.response_sent and not self.disconnected:
+        if not self.exchange.response_sent and not self.exchange.disconnected:
             self._counts_as_streaming = True
             self.connection.streaming_count += 1
-            self.spawn_stream(stream, self)
+            self.exchange.spawn_stream(stream, self)
 
     def on_closed(self) -> None:
         """The stream is over and counts no longer."""
@@ -136,10 +135,10 @@ class Http2Stream(BaseExchange):
 
     def on_response_sent(self) -> None:
         """The last byte of the response was framed."""
-        self.response_sent = True
+        self.exchange.response_sent = True
         if self._closes_connection:
             self.connection.send_goaway()
-        if self.body_complete:
+        if self.exchange.body_complete:
             self.on_complete()
 
     def on_complete(self) -> None:
@@ -147,6 +146,9 @@ class Http2Stream(BaseExchange):
             self.connection.reset_stream(self, ErrorCodes.NO_ERROR)
         else:
             self.connection.close_stream(self)
+
+    def upgrade(self, answer: Upgrade) -> None:
+        raise AssertionError(f"no request of HTTP/2 can become a WebSocket for {answer.run}")
 
     # The sink of a streamed response.
 
@@ -160,7 +162,7 @@ class Http2Stream(BaseExchange):
         return self.send_queue_bytes + self.connection.unsent_bytes
 
     def write(self, data: bytes) -> None:
-        if data and not self.disconnected and not self.send_queue_closed:
+        if data and not self.exchange.disconnected and not self.send_queue_closed:
             self._written_bytes += len(data)
             self.enqueue(data)
             self.connection.send_pending(self)
@@ -196,7 +198,7 @@ class Http2Stream(BaseExchange):
         return self.server_state.unsent_budget.is_above_half
 
     async def wait_ready(self) -> None:
-        while not self.disconnected and not self.send_queue and self.connection.window_bytes(self) <= 0:
+        while not self.exchange.disconnected and not self.send_queue and self.connection.window_bytes(self) <= 0:
             self.connection.await_window(self)
             await self._drain_waiters.wait()
         await self.drain()
@@ -205,9 +207,9 @@ class Http2Stream(BaseExchange):
     async def drain(self) -> None:
         limits = self.server_state.limits
         mark = limits.write_low_bytes if self.server_state.unsent_budget.is_above_half else limits.write_high_bytes
-        if self.send_queue_bytes > mark and not self.disconnected:
+        if self.send_queue_bytes > mark and not self.exchange.disconnected:
             await self._drain_waiters.wait()
-        if self.disconnected:
+        if self.exchange.disconnected:
             raise ClientDisconnected
         written_bytes, self._written_bytes = self._written_bytes, 0
         await self.connection.drain(written_bytes)
@@ -215,7 +217,7 @@ class Http2Stream(BaseExchange):
     def on_disconnect(self) -> None:
         self.send_queue.clear()
         self.send_queue_bytes = 0
-        super().on_disconnect()
+        self.exchange.on_disconnect()
         self._unsent_account.release()
         self._drain_waiters.wake()
 
@@ -432,16 +434,16 @@ class Http2Connection(Connection):
         method = pseudo_headers.get(b":method", b"").decode("latin-1")
         stream = Http2Stream(self, stream_id, Request(method, path, query, headers, self.peer, content_length=length))
         if method == "CONNECT":
-            stream.head_error = RequestError(501, "this is not a proxy")
+            stream.exchange.head_error = RequestError(501, "this is not a proxy")
         elif not target.isascii() or target[:1] not in ("/", "*"):
-            stream.head_error = RequestError(400, "the target is not a path")
+            stream.exchange.head_error = RequestError(400, "the target is not a path")
         elif len(target) > limits.target_bytes_max:
-            stream.head_error = RequestError(414, f"the target is longer than {limits.target_bytes_max} bytes")
-        stream.body_complete = event.stream_ended is not None
+            stream.exchange.head_error = RequestError(414, f"the target is longer than {limits.target_bytes_max} bytes")
+        stream.exchange.body_complete = event.stream_ended is not None
         self._streams[stream_id] = stream
         stream.head_bytes = head_bytes
         self._open_head_bytes += head_bytes
-        stream.start()
+        stream.exchange.start()
 
     def _on_data(self, event: events.DataReceived) -> None:
         stream = self._streams.get(event.stream_id)
@@ -453,12 +455,12 @@ class Http2Connection(Connection):
             self.acknowledge_body(event.stream_id, padding)
         stream.last_received_s = self.server_state.now_s
         if event.data:
-            stream.feed_body(bytes(event.data))
+            stream.exchange.feed_body(bytes(event.data))
 
     def _on_end(self, event: events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
-        if stream is not None and not stream.body_complete:
-            stream.end_body()
+        if stream is not None and not stream.exchange.body_complete:
+            stream.exchange.end_body()
 
     def _on_reset(self, event: events.StreamReset) -> None:
         stream = self._streams.get(event.stream_id)
@@ -544,7 +546,7 @@ class Http2Connection(Connection):
         """Reset a stream."""
         with suppress(StreamClosedError):  # both sides may have ended it
             self._h2.reset_stream(stream.stream_id, code)
-        stream.body_complete = True
+        stream.exchange.body_complete = True
         self.close_stream(stream)
         self._flush_unless_processing()
 
@@ -579,11 +581,11 @@ class Http2Connection(Connection):
     def _send_round(self) -> None:
         while self._sendable and not self.write_paused and not self.is_closing:
             stream = self._sendable.popleft()
-            if stream.send_queue and self._h2.outbound_flow_control_window <= 0 and not stream.disconnected:
+            if stream.send_queue and self._h2.outbound_flow_control_window <= 0 and not stream.exchange.disconnected:
                 self._block_on_connection_window(stream)
                 continue
             stream.is_queued = False
-            if stream.disconnected or stream.response_sent:
+            if stream.exchange.disconnected or stream.exchange.response_sent:
                 continue
             if not self._send_quantum(stream):
                 if self._h2.outbound_flow_control_window <= 0:
@@ -669,8 +671,8 @@ class Http2Connection(Connection):
             self._flush()
         for stream in tuple(self._streams.values()):
             if (
-                not stream.body_complete
-                and not stream.unread_body_bytes
+                not stream.exchange.body_complete
+                and not stream.exchange.unread_body_bytes
                 and now - stream.last_received_s > limits.body_timeout_s
             ):
                 self._timeout_body(stream)
@@ -699,7 +701,9 @@ class Http2Connection(Connection):
 
     def _timeout_body(self, stream: Http2Stream) -> None:
         stream.body_abandoned = True
-        stream.fail_body(408, f"no more of the body arrived within {self.server_state.limits.body_timeout_s:g} s")
+        stream.exchange.fail_body(
+            408, f"no more of the body arrived within {self.server_state.limits.body_timeout_s:g} s"
+        )
 
     def send_goaway(self) -> None:
         """Accept no more requests; close when the open ones are answered."""

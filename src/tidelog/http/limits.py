@@ -128,6 +128,7 @@ LOG_EVERY_S: Final = 10.0
 """At most one log line per limit in this time, however many clients exceed it."""
 
 LIMIT_NAMES: Final = (
+    "body_bytes",
     "connections",
     "control_frames",
     "frame_size",

@@ -93,9 +93,10 @@ class WebSocketInbox:
     """Messages that were received and wait for the handler."""
 
     def __init__(self) -> None:
-        self._messages: deque[str | bytes] = deque()
+        self._messages: deque[tuple[str | bytes, int]] = deque()  # with their sizes
         self._waiters = WaiterList()
         self.bytes = 0
+        self.taken_bytes = 0  # of the last message that `get` returned
         self.is_closed = False  # no more messages arrive
 
     def __len__(self) -> int:
@@ -103,7 +104,7 @@ class WebSocketInbox:
 
     def put(self, message: str | bytes, size: int) -> None:
         """Add a message of `size` bytes in UTF-8."""
-        self._messages.append(message)
+        self._messages.append((message, size))
         self.bytes += size
         self._waiters.wake()
 
@@ -117,8 +118,8 @@ class WebSocketInbox:
             if self.is_closed:
                 return None
             await self._waiters.wait()
-        message = self._messages.popleft()
-        self.bytes = self.bytes - len(message) if self._messages else 0
+        message, self.taken_bytes = self._messages.popleft()
+        self.bytes -= self.taken_bytes
         return message
 
 
@@ -320,7 +321,7 @@ class WebSocketConnection(Connection):
             self._update_reservation()
         message = await self._inbox.get()
         if message is not None:
-            self._handling_bytes = len(message)
+            self._handling_bytes = self._inbox.taken_bytes
             self._update_reading()
         return message
 

@@ -1,14 +1,13 @@
 """Pipelines: jobs over topics that run on Spark, on this machine or on a cluster.
 
     export      a topic → a directory of Parquet files or a Delta table, exactly once
-    reconcile   table = log, proven; the first difference shown; one range made again
-    scrub       every checksum of a directory, in parallel
-    backfill    files, a table or a range of a topic → your function → a topic or a table
-    stats       rates, sizes and waits by interval
+    reconcile   compare a table with its topic, show the first difference, repair ranges
+    scrub       verify every checksum of a directory, in parallel
+    backfill    files, a table or a range of a topic → a function → a topic or a table
+    stats       rates, sizes and waits per interval
 
-Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls; each job is in its own
-module (`export_job`, …), `table_formats` has the tables and `transforms` what is done to data, as functions DataFrame →
-DataFrame.
+Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. Each job is in its own
+module (`export_job`, …), `table_formats` has the tables, and `transforms` the functions DataFrame → DataFrame.
 """
 
 from __future__ import annotations

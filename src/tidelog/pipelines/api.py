@@ -1,7 +1,7 @@
-"""The jobs as a program calls them: where, what, and a session. Each job is in its own module.
+"""The jobs as functions. Each job is in its own module.
 
-`where` is a directory or the address of a server. `spark` is a session of yours; without one a session is started on
-`master`, which is this machine unless another is named, and ended again.
+`where` is a directory or the address of a server or an object store. `spark` is a session to run on; without one, a
+session is started on `master` (this machine by default) and stopped at the end.
 """
 
 from __future__ import annotations
@@ -17,21 +17,13 @@ from xxhash import xxh3_128
 
 import tidelog.spark
 from tidelog import addresses
+from tidelog.addresses import Location
 from tidelog.clock import SystemClock
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfill_job, table_formats
-from tidelog.pipelines import record_mapping as columns
-from tidelog.pipelines.backfill_job import (
-    Backfilled,
-    BatchSink,
-    DirectorySink,
-    JobInput,
-    RowSource,
-    ServerSink,
-    Transform,
-)
+from tidelog.pipelines import backfill_job, record_mapping, table_formats
+from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
@@ -42,53 +34,54 @@ from tidelog.pipelines.table_formats import delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
 from tidelog.spark import backends, decode
 from tidelog.spark import options as reading
-from tidelog.spark.backends.interface import Backend
+from tidelog.spark.backends.interface import Backend, TopicSnapshot
 from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.source import sample_data
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
-COLUMNS_WITH_IS_JSON: Final = (*COLUMNS, IS_JSON)  # of a topic that goes into a topic: what is JSON stays JSON
+COLUMNS_WITH_IS_JSON: Final = (*COLUMNS, IS_JSON)  # from topic to topic: JSON stays JSON
 
 
-def source_options(where: str, key: str | None = None) -> dict[str, str]:
-    """Where topics are read, as options of the source."""
-    if addresses.is_server(where):
-        return {"server": where, **({"key": key} if key is not None else {})}
-    if key is not None:
-        raise BadInput("a key is for a server; nothing was done, leave it out or name a server")
-    return {"path": addresses.topics_address(where, "the place of the topics")}
+def _read_options(location: Location, topic: str, on_gap: str = "fail") -> Options:
+    columns = ",".join(record_mapping.RECORD_COLUMNS)
+    return reading.parse_options({**location.as_options(), "subscribe": topic, "columns": columns, "onGap": on_gap})
 
 
-def _read_options(where: str, topic: str, key: str | None, on_gap: str = "fail") -> Options:
-    return reading.parse_options(
-        {**source_options(where, key), "subscribe": topic, "columns": ",".join(columns.RECORD_COLUMNS), "onGap": on_gap}
-    )  # fmt: skip
+def _find_topic(location: Location, topic: str, where: str) -> TopicSnapshot:
+    """Return a snapshot of a topic. Raises TopicNotFound before a job has started or created anything."""
+    with closing(backends.open_backend(_read_options(location, topic))) as backend:
+        snapshot = backend.snapshot(topic) if topic in backend.names() else None
+    if snapshot is None:
+        error = TopicNotFound(topic)
+        error.args = (f"there is no topic {topic!r} in {where}; nothing was done, look at the name again",)
+        raise error
+    return snapshot
 
 
 @contextmanager
 def job_session(spark: SparkSession | None, master: str) -> Iterator[SparkSession]:
-    """The session that was given, or one that ends with the job."""
+    """Yield the given session, or one that is stopped after the job."""
     if spark is not None:
         tidelog.spark.register(spark)
         yield spark
         return
-    mine = SparkSession.getActiveSession() is None
-    here = {"spark_driver_host": "127.0.0.1", "spark_driver_bindAddress": "127.0.0.1"}
-    made = tidelog.spark.session(
+    is_own = SparkSession.getActiveSession() is None
+    loopback = {"spark_driver_host": "127.0.0.1", "spark_driver_bindAddress": "127.0.0.1"}
+    session = tidelog.spark.session(
         master,
         "tidelog",
         spark_ui_enabled="false",
         spark_ui_showConsoleProgress="false",
         spark_log_level="ERROR",
-        **(here if master.startswith("local") else {}),  # only local workers have to find the driver
+        **(loopback if master.startswith("local") else {}),  # only local workers have to find the driver
     )
-    made.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel("ERROR")
     try:
-        yield made
+        yield session
     finally:
-        if mine:
-            made.stop()
+        if is_own:
+            session.stop()
 
 
 def _job_context(spark: SparkSession, step: OnStep) -> JobContext:
@@ -113,23 +106,23 @@ def export(
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Exported:
-    """Bring a topic into a table, from where the table ends to the topic's end; with `pause`, which is asked after
-    every turn whether it is enough, and waits where nothing was done, on and on."""
+    """Export a topic into a table, from the end of the table to the end of the topic. With `pause` the job continues
+    until `pause` returns true; it is called after every round and waits where nothing was exported."""
     table = addresses.absolute_path(table, "the table")
-    options = _read_options(where, topic, key, on_gap)
+    location = Location.parse(where, key)
+    options = _read_options(location, topic, on_gap)
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
-    with closing(backends.open_backend(options)) as place:
-        _check_topic_exists(place, topic, where)
+    _find_topic(location, topic, where)
     with job_session(spark, master) as live, closing(_open_table(table, format, step)) as into:
 
-        def shape(place: Backend) -> RecordMapping:
+        def make_mapping(backend: Backend) -> RecordMapping:
             if infer:
-                return columns.new_mapping(decode.infer_fields(sample_data(place, options)), bad)
-            return columns.new_mapping(_parse_schema(schema) if isinstance(schema, str) else schema, bad)
+                return record_mapping.new_mapping(decode.infer_fields(sample_data(backend, options)), bad)
+            return record_mapping.new_mapping(_parse_schema(schema) if isinstance(schema, str) else schema, bad)
 
-        with closing(ExportJob(options, into, shape, _job_context(live, step), sizes)) as job:
-            return job.run_once(progress) if pause is None else job.run_until_stopped(pause, progress)
+        with closing(ExportJob(options, into, make_mapping, _job_context(live, step), sizes)) as job:
+            return job.run(progress, should_stop=pause)
 
 
 def _parse_schema(schema: str) -> StructType:
@@ -149,14 +142,6 @@ def _open_table(path: str, format: Format | None, step: OnStep, *, write: bool =
     return table_formats.open_table(PosixDisk(), path, format, write=write, step=step)
 
 
-def _check_topic_exists(backend: Backend, topic: str, where: str) -> None:
-    """Say what is missing before anything is started or made."""
-    if topic not in backend.names():
-        error = TopicNotFound(topic)
-        error.args = (f"there is no topic {topic!r} in {where}; nothing was done, look at the name again",)
-        raise error
-
-
 def reconcile(
     where: str,
     topic: str,
@@ -169,9 +154,9 @@ def reconcile(
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Reconciled:
-    """Prove that a table is the log, and show where not; with `repair`, make ranges again that differ."""
+    """Compare a table with its topic and show the first difference; with `repair`, rewrite the ranges that differ."""
     table = addresses.absolute_path(table, "the table")
-    options = _read_options(where, topic, key)
+    options = _read_options(Location.parse(where, key), topic)
     with (
         closing(_open_table(table, None, step, write=repair)) as into,
         job_session(spark, master) as live,
@@ -200,12 +185,11 @@ def stats(
     spark: SparkSession | None = None,
     master: str = "local[*]",
 ) -> Stats:
-    """Rates, sizes and waits by interval."""
-    options = _read_options(where, topic, key)
-    with closing(backends.open_backend(options)) as place:
-        _check_topic_exists(place, topic, where)
+    """Compute rates, sizes and waits per interval."""
+    location = Location.parse(where, key)
+    _find_topic(location, topic, where)
     with job_session(spark, master) as live:
-        return collect_stats(live, source_options(where, key), topic, every_ms)
+        return collect_stats(live, location, topic, every_ms)
 
 
 def backfill(
@@ -229,67 +213,58 @@ def backfill(
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Backfilled:
-    """Rows of files, of a table, or of a range of a topic, through a function, into a topic or a table.
+    """Write rows of files, of a table, or of a range of a topic, through a function, into a topic or a table.
 
-    source, from_topic    a directory or server and the topic in it; or files of a `format`
-    target, topic         a directory or server and the topic in it; without a topic, the path of a table
-    first, until          of the source's seqs, both included; until its end now where not given
+    source, from_topic    a directory or server and its topic; or files of a `format`
+    target, topic         a directory or server and its topic; without a topic, the path of a table
+    first, until          seqs of the source, both included; by default up to its present end
 
-    From a topic into a topic the function gets one more column, `is_json`: with it in the rows it gives, JSON stays
-    JSON; where it drops the column, `data` is written as bytes.
+    From topic to topic the function gets one more column, `is_json`. If the returned rows have it, JSON stays JSON;
+    without it, `data` is written as bytes.
 
-    A job into a topic is known by its name: run again with the same input it writes nothing (`written` is 0), with
-    other input it is refused.
+    A job into a topic is identified by its name: a second run with the same input writes nothing (`written` is 0),
+    other input is refused.
     """
-    source = (
-        addresses.absolute_path(source, "the source")
-        if from_topic is None
-        else source_options(source, key).get("path", source)
-    )
-    target = (
-        target if topic is not None and addresses.is_server(target) else addresses.absolute_path(target, "the target")
-    )
-    work_dir = addresses.absolute_path(work_dir or f".tidelog-backfill/{job}", "the working directory")
+    from_location = None if from_topic is None else Location.parse(source, key)
+    source = addresses.absolute_path(source, "the source") if from_location is None else from_location.address
+    into_server = topic is not None and Location(target).is_server
+    target = target if into_server else addresses.absolute_path(target, "the target")
     name = function_name or (f"{function.__module__}:{function.__qualname__}" if function is not None else None)
+    request = BackfillRequest(
+        job,
+        topic,
+        JobInput(source, target, from_topic, format, first, until, name),
+        function,
+        addresses.absolute_path(work_dir or f".tidelog-backfill/{job}", "the working directory"),
+    )
     with job_session(spark, master) as live:
-        work = _job_context(live, step)
+        context = _job_context(live, step)
         if topic is None:
-            return _backfill_table(live, work, source, target, from_topic, function, name, job, key, first,
-                               table_format, until)  # fmt: skip
-        given = JobInput(source, target, from_topic, format, first, until, name)
+            return _backfill_table(live, context, request, from_location, table_format)
 
         def rows() -> RowSource:
-            if from_topic is None:
+            if from_topic is None or from_location is None:
                 return _file_source(live, source, format)
-            place = source_options(source, key)
-            with closing(backends.open_backend(_read_options(source, from_topic, key))) as looked:
-                _check_topic_exists(looked, from_topic, source)
-                sight = looked.snapshot(from_topic)
-            assert sight is not None, "it was there a moment ago"
-            low = max(first if first is not None else sight.evict_floor, sight.first_seq)
-            high = min(sight.next_seq if until is None else until + 1, sight.next_seq)
+            snapshot = _find_topic(from_location, from_topic, source)
+            low = max(first if first is not None else snapshot.evict_floor, snapshot.first_seq)
+            high = min(snapshot.next_seq if until is None else until + 1, snapshot.next_seq)
             return RowSource(
-                lambda: _read_range(live, place, from_topic, low, high, COLUMNS_WITH_IS_JSON),
+                lambda: _read_range(live, from_location, from_topic, low, high, COLUMNS_WITH_IS_JSON),
                 high - 1,
-                f"epoch {sight.epoch}",
+                f"epoch {snapshot.epoch}",
             )
 
-        with closing(_open_sink(target, target_key)) as sink:
-            return backfill_job.backfill_topic(job, topic, given, rows, function, sink, work_dir, work, progress)
-
-
-def _open_sink(target: str, key: str | None) -> BatchSink:
-    where = source_options(target, key)
-    return ServerSink(where["server"], key) if "server" in where else DirectorySink(where["path"])
+        with backfill_job.open_target(Location.parse(target, target_key)) as opened:
+            return backfill_job.backfill_topic(request, rows, opened, context, progress)
 
 
 def _read_range(
-    spark: SparkSession, source: dict[str, str], topic: str, first: int, stop: int, columns: tuple[str, ...] = COLUMNS
+    spark: SparkSession, source: Location, topic: str, first: int, stop: int, columns: tuple[str, ...] = COLUMNS
 ) -> DataFrame:
     return (
         spark.read.format("tidelog")
         .options(
-            **source,
+            **source.as_options(),
             subscribe=topic,
             startingOffsets=f'{{"{topic}": {first}}}',
             endingOffsets=f'{{"{topic}": {stop}}}',
@@ -317,54 +292,37 @@ def _file_source(spark: SparkSession, path: str, format: FileFormat | None) -> R
 
 
 def _fingerprint_files(disk: Disk, path: str) -> str:
-    """What files hold, by their names, sizes and times."""
-    found = xxh3_128()
+    """Fingerprint files by their names, sizes and times."""
+    digest = xxh3_128()
     waiting = [path]
     while waiting:
-        place = waiting.pop()
-        stat = disk.stat(place)
+        entry = waiting.pop()
+        stat = disk.stat(entry)
         if stat is None:
             continue
         if stat.is_dir:
-            waiting += [join(place, name) for name in sorted(disk.list_dir(place)) if name[0] not in "_."]
+            waiting += [join(entry, name) for name in sorted(disk.list_dir(entry)) if name[0] not in "_."]
         else:
-            found.update(f"{place.removeprefix(path)}\0{stat.size}\0{stat.modified_ms}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{entry.removeprefix(path)}\0{stat.size}\0{stat.modified_ms}\n".encode())
+    return digest.hexdigest()
 
 
 def _backfill_table(
     spark: SparkSession,
     context: JobContext,
-    source: str,
-    target: str,
-    from_topic: str | None,
-    function: Transform | None,
-    name: str | None,
-    job: str,
-    key: str | None,
-    first: int | None,
+    request: BackfillRequest,
+    source: Location | None,
     format: Format | None,
-    until: int | None,
 ) -> Backfilled:
-    if from_topic is None or function is None or name is None:
+    given = request.input
+    if source is None or given.from_topic is None or request.function is None:
         raise BadInput(
             "a backfill into a table is a range of a topic through a function; nothing was written, name both, or use "
             "export for rows as they are"
         )
-    place = source_options(source, key)
-    with closing(backends.open_backend(_read_options(source, from_topic, key))) as looked:
-        _check_topic_exists(looked, from_topic, source)
-        sight = looked.snapshot(from_topic)
-        assert sight is not None, "it was there a moment ago"
-        with closing(_open_table(target, format, context.on_step)) as table:
-            return backfill_job.backfill_table(
-                job,
-                sight,
-                lambda low, high: _read_range(spark, place, from_topic, low, high),
-                function,
-                name,
-                table,
-                context,
-                first,
-                None if until is None else until + 1,
-            )
+    topic = given.from_topic
+    snapshot = _find_topic(source, topic, given.source)
+    with closing(_open_table(given.target, format, context.on_step)) as table:
+        return backfill_job.backfill_table(
+            request, snapshot, lambda low, high: _read_range(spark, source, topic, low, high), table, context
+        )

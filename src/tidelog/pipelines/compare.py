@@ -2,19 +2,19 @@
 
     seqs      first ├── block ──┼── block ──┼── block ──┤ stop
     log            rows, hash    rows, hash   rows, hash
-    table          rows, hash    rows, hash   rows, hash         a block that differs is what a closer look is given
+    table          rows, hash    rows, hash   rows, hash         a block that differs is compared row by row
 
-Both sides are read as Arrow, a few megabytes at a time, and neither is sorted: sums do not mind. A row whose record was
-deleted from the log is a difference. One whose record the log lost is not, because the log cannot say what it was:
-below the floor (a cap, age) the table is compared with what its own commits say; above it (a power cut, damage) the
-seqs are returned as `lost`, and their rows count as `alone`.
+Both sides are read as Arrow, a few megabytes at a time, and not sorted: sums do not depend on order. A row whose record
+was deleted from the log is a difference. A row whose record the log lost is not: below the floor (cap, age) the table
+is compared with its own commits; above it (power cut, damage) the seqs are returned as `lost_ranges` and their rows
+count as `table_only`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -28,10 +28,12 @@ from tidelog.pipelines import record_mapping, row_hash
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import delta, parquet_files
 from tidelog.pipelines.table_formats.commits import DataFile
-from tidelog.spark import backends
-from tidelog.spark.backends.interface import Backend, ReadTask
+from tidelog.pipelines.table_formats.interface import SeqRanges, merge_ranges
+from tidelog.spark import backends, plan
+from tidelog.spark.backends.interface import Backend, ReadTask, TopicSnapshot
 from tidelog.spark.filters import RecordFilter
 from tidelog.spark.options import Options
+from tidelog.spark.plan import TopicRange
 from tidelog.spark.task_reader import TaskReader
 from tidelog.types import Ints
 
@@ -40,7 +42,7 @@ BLOCK_SEQS: Final = 4096
 
 @dataclass(frozen=True)
 class ComparisonTask:
-    """What one task compares."""
+    """The input of one comparison task."""
 
     topic: str
     path: str  # of the table
@@ -49,18 +51,33 @@ class ComparisonTask:
     options: Options
     first: int
     stop: int
-    evict_floor: int  # below it the log has nothing to say
+    evict_floor: int  # the log has no records below it
     next_seq: int  # nor from this seq on
-    read_tasks: tuple[ReadTask, ...]  # of [max(first, floor), min(stop, next))
-    other_names: tuple[str, ...]  # files of others that may hold rows of the range; of a transformed one, all files
+    read_tasks: tuple[ReadTask, ...]  # of [max(first, evict_floor), min(stop, next_seq))
+    other_names: tuple[str, ...]  # files of other programs with rows of the range; all files if rows are transformed
     quarantine_names: tuple[str, ...]
-    committed_files: tuple[DataFile, ...] = ()  # files of ours inside the range, as their commits have them
-    is_transformed: bool = False  # rows are not the log's any more: only their commits say what they were
-    version: int | None = None  # of a Delta table whose rows are read through its library, and not file by file
+    committed_files: tuple[DataFile, ...] = ()  # exported files of the range, as their commits have them
+    is_transformed: bool = False  # rows went through a function: they are compared with their commits only
+    version: int | None = None  # of a Delta table that is read through its library instead of file by file
 
     @property
     def compared_from(self) -> int:
         return min(max(self.first, self.evict_floor), self.stop)
+
+
+def comparison_options(options: Options) -> Options:
+    """Return options with which a range is read by one task and gaps are skipped."""
+    return replace(options, partitions_min=1, split_bytes=1 << 62, on_gap="skip")
+
+
+def plan_range(
+    backend: Backend, options: Options, snapshot: TopicSnapshot, first: int, stop: int
+) -> tuple[ReadTask, ...]:
+    """Plan the part of a range that the log can have."""
+    first, stop = max(first, snapshot.evict_floor), min(stop, snapshot.next_seq)
+    if first >= stop:
+        return ()
+    return tuple(plan.plan_tasks(backend, options, [TopicRange(snapshot, first, stop)], RecordFilter()))
 
 
 class ComparisonResult(NamedTuple):
@@ -70,11 +87,11 @@ class ComparisonResult(NamedTuple):
     table_rows: int
     log_hash: int
     table_hash: int
-    table_only: int  # rows that only the table has left to show, because the log lost them to a cap or to age
-    differing_blocks: tuple[tuple[int, int], ...]  # ranges that differ
-    changed_files: tuple[str, ...]  # files that are not what their commit says
-    lost_ranges: tuple[tuple[int, int], ...] = ()  # seqs above the floor that the table has rows of and the log lost
-    stray_files: tuple[str, ...] = ()  # files of ours that also hold rows outside of their range
+    table_only: int  # rows whose records the log lost
+    differing_blocks: SeqRanges
+    changed_files: tuple[str, ...]  # files that differ from their commit
+    lost_ranges: SeqRanges = ()  # seqs above the floor that the table has and the log lost
+    stray_files: tuple[str, ...] = ()  # exported files that also have rows outside of their range
     table_only_hash: int = 0
 
 
@@ -110,14 +127,14 @@ class BlockSums:
 def compare_range(task: ComparisonTask) -> ComparisonResult:
     """Runs on an executor."""
     low = task.compared_from
-    ours, theirs, bad_ours, bad_theirs = (BlockSums(low, task.stop) for _ in range(4))
+    log_sums, table_sums, log_quarantine, table_quarantine = (BlockSums(low, task.stop) for _ in range(4))
     alone, alone_hash, table_rows, table_hash = 0, 0, 0, 0
     counts = Counts()
     if not task.is_transformed:
         for rows, found in read_log_rows(task):
-            _add_batch(ours, rows.table)
+            _add_batch(log_sums, rows.table)
             if rows.quarantined is not None:
-                _add_batch(bad_ours, rows.quarantined)
+                _add_batch(log_quarantine, rows.quarantined)
             counts = found
     for batch in read_table_rows(task):
         hashes = row_hash.hash_rows(batch)
@@ -127,91 +144,84 @@ def compare_range(task: ComparisonTask) -> ComparisonResult:
         seqs = parquet_files.row_seqs(batch)
         seen = seqs >= low
         alone, alone_hash = alone + int((~seen).sum()), alone_hash + row_hash.sum_hashes(hashes[~seen])
-        theirs.add(seqs[seen], hashes[seen])
+        table_sums.add(seqs[seen], hashes[seen])
     for batch in parquet_files.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
-        _add_batch(bad_theirs, batch.cast(record_mapping.QUARANTINE_SCHEMA))
-    blocks = sorted({*ours.differences(theirs), *bad_ours.differences(bad_theirs)})
-    lost: list[tuple[int, int]] = []
+        _add_batch(table_quarantine, batch.cast(record_mapping.QUARANTINE_SCHEMA))
+    blocks = sorted({*log_sums.differences(table_sums), *log_quarantine.differences(table_quarantine)})
+    lost: SeqRanges = ()
     if blocks and not task.is_transformed and (_has_missing_records(counts) or task.stop > task.next_seq):
         lost = _lost_in_blocks(task, blocks)
         for batch in read_table_rows(task):
             seqs = parquet_files.row_seqs(batch)
-            mine = in_ranges(seqs, lost)
-            hashes = row_hash.hash_rows(batch)[mine]
+            is_lost = in_ranges(seqs, lost)
+            hashes = row_hash.hash_rows(batch)[is_lost]
             alone, alone_hash = alone + len(hashes), alone_hash + row_hash.sum_hashes(hashes)
-            theirs.remove(seqs[mine], hashes)
+            table_sums.remove(seqs[is_lost], hashes)
         for batch in parquet_files.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
             seqs = parquet_files.row_seqs(batch)
-            mine = in_ranges(seqs, lost)
-            bad_theirs.remove(seqs[mine], row_hash.hash_rows(batch.cast(record_mapping.QUARANTINE_SCHEMA))[mine])
-        blocks = sorted({*ours.differences(theirs), *bad_ours.differences(bad_theirs)})
+            is_lost = in_ranges(seqs, lost)
+            table_quarantine.remove(
+                seqs[is_lost], row_hash.hash_rows(batch.cast(record_mapping.QUARANTINE_SCHEMA))[is_lost]
+            )
+        blocks = sorted({*log_sums.differences(table_sums), *log_quarantine.differences(table_quarantine)})
     changed = (
         tuple(file.name for file in task.committed_files) if _differs_from_commit(task, table_rows, table_hash) else ()
     )
-    log_hash = row_hash.sum_hashes(ours.hashes)
+    log_hash = row_hash.sum_hashes(log_sums.hashes)
     return ComparisonResult(
         task.first,
         task.stop,
-        int(ours.rows.sum()),
+        int(log_sums.rows.sum()),
         table_rows,
         log_hash,
         table_hash,
         alone,
         tuple(blocks) if not task.is_transformed else (),
         changed,
-        tuple(lost),
+        lost,
         () if task.is_transformed else tuple(_stray_files(task)),
         alone_hash & row_hash.MASK_64,
     )
 
 
-def find_lost_ranges(task: ComparisonTask) -> tuple[tuple[int, int], ...]:
-    """Runs on an executor: the seqs of a range that only the table has and that were not deleted from the log."""
-    return tuple(_lost_in_blocks(task, [(task.compared_from, task.stop)]))
+def find_lost_ranges(task: ComparisonTask) -> SeqRanges:
+    """Runs on an executor: find the seqs of a range that only the table has and that were not deleted from the log."""
+    return _lost_in_blocks(task, [(task.compared_from, task.stop)])
 
 
 def _has_missing_records(counts: Counts) -> bool:
-    """Whether seqs of a range have no record although none was deleted."""
+    """Whether seqs of a range have no record for another reason than a delete."""
     return bool(counts.holes or counts.evicted or counts.expired)
 
 
 def in_ranges(seqs: Ints, ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """For each seq whether it is in one of some ranges [first, stop), which rise and do not overlap."""
+    """Return for each seq whether it is in one of the ranges [first, stop), which ascend and do not overlap."""
     if not ranges:
         return np.zeros(len(seqs), np.bool_)
-    firsts, stops = (np.array([each[side] for each in ranges], np.int64) for side in (0, 1))
+    firsts, stops = np.array(ranges, np.int64).T
     at = np.searchsorted(firsts, seqs, side="right") - 1
     found: NDArray[np.bool_] = (at >= 0) & (seqs < stops[np.maximum(at, 0)])
     return found
 
 
-def _lost_in_blocks(task: ComparisonTask, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of the seqs of some blocks that only the table has, those that were not deleted from the log."""
+def _lost_in_blocks(task: ComparisonTask, blocks: Sequence[tuple[int, int]]) -> SeqRanges:
+    """Find the seqs of some blocks that only the table has and that were not deleted from the log."""
     there, here = (
         np.unique(np.concatenate([np.zeros(0, np.int64), *found])) for found in _seqs_in_blocks(task, blocks)
     )
     alone = np.setdiff1d(there, here)
-    found: list[tuple[int, int]] = []
-    with closing(backends.open_backend(task.options)) as place:
+    lost: list[tuple[int, int]] = []
+    with closing(backends.open_backend(task.options)) as backend:
         for run in np.split(alone, np.flatnonzero(np.diff(alone) > 1) + 1):
-            if not len(run):
-                continue
-            first, stop = int(run[0]), int(run[-1]) + 1
-            for part in _ranges_not_deleted(place, task.topic, first, min(stop, task.next_seq)):
-                found = _append_range(found, part)
-            if stop > task.next_seq:
-                found = _append_range(found, (max(first, task.next_seq), stop))
-    return found
-
-
-def _append_range(found: list[tuple[int, int]], part: tuple[int, int]) -> list[tuple[int, int]]:
-    if found and found[-1][1] == part[0]:
-        return [*found[:-1], (found[-1][0], part[1])]
-    return [*found, part]
+            if len(run):
+                first, stop = int(run[0]), int(run[-1]) + 1
+                lost += _ranges_not_deleted(backend, task.topic, first, min(stop, task.next_seq))
+                lost.append((max(first, task.next_seq), stop))
+    return merge_ranges(lost)
 
 
 def _seqs_in_blocks(task: ComparisonTask, blocks: Sequence[tuple[int, int]]) -> tuple[list[Ints], list[Ints]]:
-    """The seqs of the table's rows and of the log's records, in some blocks. Rows in quarantine count."""
+    """Return the seqs of the table's rows, also in quarantine, and of the log's records, in some blocks."""
     there: list[Ints] = []
     here: list[Ints] = []
     for rows, _ in read_log_rows(task):
@@ -224,7 +234,7 @@ def _seqs_in_blocks(task: ComparisonTask, blocks: Sequence[tuple[int, int]]) -> 
 
 
 def _ranges_not_deleted(backend: Backend, topic: str, first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range without records that were not deleted: halved until each is one or the other."""
+    """Yield the parts of a range without records that were not deleted, by bisection."""
     if first >= stop:
         return
     counts, _ = backend.account_missing(topic, first, stop)
@@ -246,7 +256,7 @@ def _stray_files(task: ComparisonTask) -> Iterator[str]:
 
 
 def _differs_from_commit(task: ComparisonTask, rows: int, hashed: int) -> bool:
-    """Whether a range whose files are known holds other rows than were committed."""
+    """Whether the files of a range have other rows than were committed."""
     if not task.committed_files:
         return False
     return (rows, hashed) != (
@@ -260,19 +270,19 @@ def _add_batch(sums: BlockSums, batch: pa.RecordBatch) -> None:
 
 
 def read_log_rows(task: ComparisonTask) -> Iterator[tuple[record_mapping.TableRows, Counts]]:
-    """The log's side, as rows of the table, with the counts of all that was read so far: whole with the last one."""
+    """Read the log as rows of the table, with the counts so far: complete with the last batch."""
     counts = Counts()
-    with closing(backends.open_backend(task.options)) as place:
-        for split in task.read_tasks:
-            reading = TaskReader(place, task.options, record_mapping.RECORD_SCHEMA, RecordFilter(), split)
-            for rows in record_mapping.map_batches(task.mapping, reading.batches(), task.topic):
+    with closing(backends.open_backend(task.options)) as backend:
+        for read_task in task.read_tasks:
+            reader = TaskReader(backend, task.options, record_mapping.RECORD_SCHEMA, RecordFilter(), read_task)
+            for rows in record_mapping.map_batches(task.mapping, reader.batches(), task.topic):
                 yield rows, counts
-            counts += reading.counts
+            counts += reader.counts
     yield record_mapping.TableRows(pa.RecordBatch.from_pylist([], schema=task.mapping.arrow), None), counts
 
 
 def read_table_rows(task: ComparisonTask) -> Iterator[pa.RecordBatch]:
-    """The table's side."""
+    """Read the rows of the table."""
     first, stop = (None, None) if task.is_transformed else (task.first, task.stop)
     if task.version is not None:
         yield from delta.read_rows(task.path, task.version, first, stop, task.mapping.arrow)

@@ -1,35 +1,27 @@
-"""A topic into a table, exactly once: `Export` is one table with its topic, and each `turn` at most one commit.
+"""Export a topic into a table, exactly once. `ExportJob` has one table and its topic; a round makes at most one commit.
 
-    1  where the table ends       from its newest commit, and nothing else: there is no state beside the table
-    2  how much to take           `sizing`; a wait is an answer too
-    3  plan                       one snapshot of the topic; what was lost since stops it, unless it may be skipped
-    4  write                      executors, one file each, where no reader sees them
-    5  commit                     the driver, all files at once with range, epoch, rows and hash
+    1  position                   from the newest commit of the table: there is no other state
+    2  size                       how much to commit now, or to wait
+    3  plan                       from one snapshot of the topic; lost records raise GapFound, unless they are skipped
+    4  write                      executors stage one Parquet file each
+    5  commit                     the driver adds all files at once, with range, epoch, rows and hash
 
-A process that dies anywhere leaves the table as it was before step 5, or as it is after it; the next turn begins at 1.
+A process that dies leaves the table as it was before step 5 or as it is after it; the next round begins at 1.
 
-When to commit and how much: files of a good size where there is enough, and none that waits too long.
-
-    pending bytes ≥ file_bytes               a commit, up to commit_bytes at once
-    the oldest pending record ≥ age_ms old   a commit of whatever there is
-    a single run (once)                      a commit of whatever there is
+    pending bytes ≥ file_bytes               commit, at most commit_bytes
+    the oldest pending record ≥ age_ms old   commit all pending records
+    a single run (once)                      commit all pending records
     else                                     wait
 
-What would be left for a last commit that is smaller than a file goes with the one before it.
+A rest smaller than a file is added to the commit before it. The bytes of a commit, as in the log, are split evenly into
+as few files as stay below `file_bytes`.
 
-A commit's bytes are cut evenly into as few files as do not pass `file_bytes`, so none of them is a crumb. Bytes are
-those of the log: Parquet makes fewer of them.
+Records pass from the segment to the Parquet writer as Arrow, in one Python process; Spark carries only tasks and their
+results. Unfinished files are removed on an error, and those of a killed executor when the table is next opened for
+writing.
 
-What an executor does for an export: one range of a topic into one Parquet file, staged.
-
-Records go from the segment's file to the Parquet writer as Arrow, inside one Python process: Spark carries the task
-there and the answer back, and never a row. A file that is not finished is removed where that can still be done; what a
-killed executor leaves is removed when the table is next opened for writing.
-
-Files of ours that follow a hole in a table and whose commits are gone.
-
-The next export makes them again, so they are removed first, but only where the log still has every record whose row
-they hold: a row of a record that was evicted, or that a power cut or damage took, is nowhere else.
+Leftovers are files after a missing range whose commits are gone. The next export writes their range again, so
+`drop_leftovers` removes them first, if the log still has every record of their rows.
 """
 
 from __future__ import annotations
@@ -69,7 +61,7 @@ CommitReason: TypeAlias = Literal["nothing", "bytes", "age", "once", "wait"]
 class Sizes:
     file_bytes: int = 128 << 20
     age_ms: int = 60_000
-    commit_bytes: int = 1 << 30  # so that a long history is many commits, each of which is progress
+    commit_bytes: int = 1 << 30  # a long history becomes many commits, each of which is progress
 
     def __post_init__(self) -> None:
         if self.file_bytes < 1 or self.commit_bytes < self.file_bytes:
@@ -80,7 +72,7 @@ class Sizes:
 
 
 def commit_reason(sizes: Sizes, *, seqs: int, pending_bytes: int, oldest_ms: int | None, once: bool) -> CommitReason:
-    """Whether to commit now. `oldest_ms` is how old the first pending record is; None: unknown."""
+    """Decide whether to commit now. `oldest_ms`: the age of the first pending record; None if unknown."""
     if seqs <= 0:
         return "nothing"
     if once:
@@ -91,7 +83,7 @@ def commit_reason(sizes: Sizes, *, seqs: int, pending_bytes: int, oldest_ms: int
 
 
 def commit_end(sizes: Sizes, first: int, head: int, bytes_before: Callable[[int], int]) -> int:
-    """Where a commit ends that begins at `first`. At least one seq is taken."""
+    """Return where a commit that begins at `first` ends. It has at least one seq."""
     pending = Pending("", first, head, bytes_before)
     stop = admit_batch([pending], None, sizes.commit_bytes)[""]
     return head if bytes_before(head) - bytes_before(stop) < sizes.file_bytes else stop
@@ -99,18 +91,16 @@ def commit_end(sizes: Sizes, first: int, head: int, bytes_before: Callable[[int]
 
 @dataclass(frozen=True)
 class CommitTarget:
-    """Where rows go and what is said of them: the same for all tasks of a commit."""
+    """The table, mapping and footer of one commit, the same for all its tasks."""
 
     path: str
     format: interface.Format
     mapping: RecordMapping
-    footer: FileFooter  # of the commit; a task fills in its own part
+    footer: FileFooter  # a task fills in its range and sums
     disk: Disk
 
     def staged_path(self, name: str) -> str:
-        folder, _, base = name.rpartition("/")
-        place = join(self.path, folder) if folder else self.path
-        return join(place, f"_{base}" if self.format == "parquet" else base)
+        return interface.staged_path(self.path, self.format, name)
 
 
 @dataclass(frozen=True)
@@ -123,11 +113,11 @@ class ExportTask:
 
 
 def export_range(task: ExportTask) -> DataFile:
-    """Runs on an executor, perhaps twice: every attempt has files of its own."""
+    """Runs on an executor, perhaps twice: every attempt has its own files."""
     topic = task.target.footer.topic
-    with closing(backends.open_backend(task.options)) as place:
+    with closing(backends.open_backend(task.options)) as backend:
         batches = TaskReader(
-            place, task.options, record_mapping.RECORD_SCHEMA, RecordFilter(), task.read_task
+            backend, task.options, record_mapping.RECORD_SCHEMA, RecordFilter(), task.read_task
         ).batches()
         return write_rows(
             task.target, record_mapping.map_batches(task.target.mapping, batches, topic), task.first, task.stop
@@ -135,8 +125,8 @@ def export_range(task: ExportTask) -> DataFile:
 
 
 class FilePair:
-    """The two files of one range of a topic: rows of the table, and rows in quarantine. Both are staged; an error in a
-    `with` block removes both."""
+    """The two staged files of one range: rows of the table and rows in quarantine. An error in a `with` block removes
+    both."""
 
     def __init__(self, target: CommitTarget, name: str) -> None:
         self._footer, self._name, self._bad_name = target.footer, name, f"{interface.QUARANTINE_DIR}/{name}"
@@ -154,10 +144,10 @@ class FilePair:
             self.quarantine_file.abandon()
 
     def close(self, first: int, stop: int, *, rows: int | None = None, hash: int | None = None) -> DataFile:
-        """Finish both files and return what a commit says of them. Without rows in quarantine there is no second file.
+        """Complete both files and return their entry in the commit. Without rows in quarantine there is no second file.
 
         Args:
-            rows, hash: what the range stands for in the table, where that is not what the first file holds.
+            rows, hash: the sums of the range, if they are not those of the first file.
         """
         good, bad = self.rows_file, self.quarantine_file
         rows, hash = good.rows if rows is None else rows, good.hash if hash is None else hash
@@ -172,7 +162,7 @@ class FilePair:
 
 
 def write_rows(target: CommitTarget, rows: Iterable[TableRows], first: int, stop: int) -> DataFile:
-    """Write rows into files of their own: those of the table, and those that do not fit."""
+    """Write rows into a file pair: those of the table, and those in quarantine."""
     with FilePair(target, interface.data_file_name(first, stop, target.footer.run, attempt_id())) as pair:
         for found in rows:
             pair.rows_file.add(found.table)
@@ -182,7 +172,7 @@ def write_rows(target: CommitTarget, rows: Iterable[TableRows], first: int, stop
 
 
 def attempt_id() -> int:
-    """The id of this attempt of a Spark task, for names of files; 0 outside of Spark."""
+    """Return the id of this attempt of a Spark task, for file names; 0 outside of Spark."""
     context = TaskContext.get()
     return 0 if context is None else context.taskAttemptId()
 
@@ -190,13 +180,10 @@ def attempt_id() -> int:
 def write_frame_partition(
     target: CommitTarget, first: int, stop: int, batches: Iterable[pa.RecordBatch], partition: int, attempt: int
 ) -> bytes:
-    """Rows of a DataFrame, which need not be the log's any more, into a file; for `frames`."""
-    del partition, attempt  # a file's name has the attempt, and rows stand for the whole range
+    """Write the rows of one partition of a DataFrame; for `spark_tasks.run_on_partitions`."""
+    del partition, attempt  # a file's name has the attempt, and the rows belong to the whole range
     rows = (TableRows(batch.cast(target.mapping.arrow), None) for batch in batches)
     return msgspec.json.encode(write_rows(target, rows, first, stop))
-
-
-_ONE_TASK_BYTES: Final = 1 << 62
 
 
 def drop_leftovers(
@@ -208,69 +195,56 @@ def drop_leftovers(
     disk: Disk,
     runner: TaskRunner,
 ) -> None:
-    """Remove them, or raise Damaged where the log cannot give all of their rows back."""
-    found = table.leftovers()
-    if not found:
+    """Remove leftovers. Raises Damaged if the log no longer has the records of all their rows."""
+    leftovers = table.leftovers()
+    if not leftovers:
         return
-    options = replace(options, partitions_min=1, split_bytes=_ONE_TASK_BYTES, on_gap="skip")
-    pieces = []
-    for each in found:
-        if each.epoch != snapshot.epoch:
-            raise _not_reproducible(table, each, f"the topic {snapshot.topic} was dropped and made again since")
-        if each.first < snapshot.evict_floor:
-            raise _not_reproducible(table, each, f"the topic has nothing below seq {snapshot.evict_floor} any more")
-        pieces.append(_leftover_comparison(table, last, backend, options, snapshot, disk, each))
-    for each, lost in zip(found, runner.run(compare.find_lost_ranges, pieces), strict=True):
+    options = compare.comparison_options(options)
+    tasks = []
+    for leftover in leftovers:
+        if leftover.epoch != snapshot.epoch:
+            raise _not_reproducible(table, leftover, f"the topic {snapshot.topic} was dropped and made again since")
+        if leftover.first < snapshot.evict_floor:
+            raise _not_reproducible(table, leftover, f"the topic has nothing below seq {snapshot.evict_floor} any more")
+        tasks.append(
+            ComparisonTask(
+                topic=snapshot.topic,
+                path=table.path,
+                disk=disk,
+                mapping=record_mapping.mapping_from_commit(last.schema, last.shape),
+                options=options,
+                first=leftover.first,
+                stop=leftover.stop,
+                evict_floor=snapshot.evict_floor,
+                next_seq=snapshot.next_seq,
+                read_tasks=compare.plan_range(backend, options, snapshot, leftover.first, leftover.stop),
+                other_names=(leftover.name,),
+                quarantine_names=(leftover.bad_name,) if leftover.bad_name is not None else (),
+            )
+        )
+    for leftover, lost in zip(leftovers, runner.run(compare.find_lost_ranges, tasks), strict=True):
         if lost:
             first, stop = lost[0]
-            raise _not_reproducible(table, each, f"the topic lost records of it (seqs {first} to {stop - 1})")
+            raise _not_reproducible(table, leftover, f"the topic lost records of it (seqs {first} to {stop - 1})")
     table.drop_leftovers()
-
-
-def _leftover_comparison(
-    table: Table,
-    last: Commit,
-    backend: Backend,
-    options: Options,
-    snapshot: TopicSnapshot,
-    disk: Disk,
-    leftover: Leftover,
-) -> ComparisonTask:
-    end = min(leftover.stop, snapshot.next_seq)
-    ranges = [TopicRange(snapshot, leftover.first, end)] if leftover.first < end else []
-    return ComparisonTask(
-        snapshot.topic,
-        table.path,
-        disk,
-        record_mapping.mapping_from_commit(last.schema, last.shape),
-        options,
-        leftover.first,
-        leftover.stop,
-        snapshot.evict_floor,
-        snapshot.next_seq,
-        tuple(plan.plan_tasks(backend, options, ranges, RecordFilter())) if ranges else (),
-        (leftover.name,),
-        (leftover.bad_name,) if leftover.bad_name is not None else (),
-    )
 
 
 def _not_reproducible(table: Table, leftover: Leftover, reason: str) -> Damaged:
     return Damaged(
         f"{table.path}: the commits of {leftover.name} (seqs {leftover.first} to {leftover.stop - 1}) are gone, a "
-        f"file before it "
-        f"is missing, and {reason}, so its rows cannot be exported again; nothing was changed. Put the table's commits "
-        "(_tidelog/log) or the missing file back, or move this table away and export into another one"
+        f"file before it is missing, and {reason}, so its rows cannot be exported again; nothing was changed. Put the "
+        "table's commits (_tidelog/log) or the missing file back, or move this table away and export into another one"
     )
 
 
-Progress = Callable[[int, int], None]  # seqs that are in the table, of how many
-ShouldStop = Callable[[bool], bool]  # whether there was nothing to do → whether it is enough
+Progress = Callable[[int, int], None]  # exported seqs, of how many
+ShouldStop = Callable[[bool], bool]  # argument: whether the round had nothing to do
 MakeMapping = Callable[[Backend], RecordMapping]
 _SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Exported(NamedTuple):
-    """What a run did, and where the table is now."""
+    """The result of a run and the position of the table."""
 
     topic: str
     epoch: int
@@ -289,12 +263,12 @@ class Exported(NamedTuple):
 class ExportRound(NamedTuple):
     reason: CommitReason
     commit: Commit | None
-    head: int  # of the topic, when it was looked at
+    head: int  # of the topic, in the snapshot
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a turn stands on."""
+    """What a job needs of its environment."""
 
     runner: TaskRunner
     disk: Disk
@@ -317,14 +291,14 @@ class ExportJob:
     def close(self) -> None:
         self._backend.close()
 
-    # ── one turn ──────────────────────────────────────────────────────────────────────────────
+    # ── one round ─────────────────────────────────────────────────────────────────────────────
 
     def run_round(self, *, once: bool, until: int = _SEQ_MAX) -> ExportRound:
-        """At most one commit. `until`: nothing from this seq on."""
+        """Make at most one commit, of seqs below `until`."""
         try:
             return self._run_round(once=once, until=until)
         except StagedFileMissing:
-            # VACUUM by another process may remove files between their writing and their commit. Once, that is.
+            # VACUUM of another program may remove files before their commit. One repetition is enough.
             if self._table.format != "delta":
                 raise
             return self._run_round(once=once, until=until)
@@ -332,19 +306,18 @@ class ExportJob:
     def _run_round(self, *, once: bool, until: int) -> ExportRound:
         self._backend.refresh()
         plan.resolve_topics(self._backend, self._options)
-        sight = self._backend.snapshot(self._topic)
-        if sight is None:
+        snapshot = self._backend.snapshot(self._topic)
+        if snapshot is None:
             raise TopicNotFound(self._topic)
         last = self._table.last_commit()
-        first, shape = self._start_position(sight, last)
-        head = min(sight.next_seq, until)
-        if first > sight.next_seq:
+        first, mapping = self._start_position(snapshot, last)
+        head = min(snapshot.next_seq, until)
+        if first > snapshot.next_seq:
             raise BadInput(
-                f"{self._table.path} ends at seq {first - 1} and {self._topic} at {sight.next_seq - 1}: these are not "
-                f"the "
-                "records it was made from; nothing was written, look which topic and which directory are meant"
+                f"{self._table.path} ends at seq {first - 1} and {self._topic} at {snapshot.next_seq - 1}: these are "
+                "not the records it was made from; nothing was written, look which topic and which directory are meant"
             )
-        pending = sight.bytes_before(head) - sight.bytes_before(first)
+        pending = snapshot.bytes_before(head) - snapshot.bytes_before(first)
         reason = commit_reason(
             self._sizes,
             seqs=head - first,
@@ -354,98 +327,87 @@ class ExportJob:
         )
         if reason in ("nothing", "wait"):
             return ExportRound(reason, None, head)
-        stop = commit_end(self._sizes, first, head, sight.bytes_before)
-        made = self._export_range(sight, shape, first, stop)
-        self._new_commits.append(made)
-        return ExportRound(reason, made, head)
+        stop = commit_end(self._sizes, first, head, snapshot.bytes_before)
+        commit = self._export_range(snapshot, mapping, first, stop)
+        self._new_commits.append(commit)
+        return ExportRound(reason, commit, head)
 
     def _start_position(self, snapshot: TopicSnapshot, last: Commit | None) -> tuple[int, RecordMapping]:
         if last is not None:
             commits.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
-            work = self._context
-            drop_leftovers(self._table, last, self._backend, self._options, snapshot, work.disk, work.runner)
+            context = self._context
+            drop_leftovers(self._table, last, self._backend, self._options, snapshot, context.disk, context.runner)
             return last.stop, record_mapping.mapping_from_commit(last.schema, last.shape)
-        stands = self._table.next_export_seq(self._topic, snapshot.epoch)
-        if stands is None:
+        first = self._table.next_export_seq(self._topic, snapshot.epoch)
+        if first is None:
             interface.check_empty(self._table)
-        return stands if stands is not None else max(snapshot.evict_floor, snapshot.first_seq), self._make_mapping(
-            self._backend
-        )
+            first = max(snapshot.evict_floor, snapshot.first_seq)
+        return first, self._make_mapping(self._backend)
 
     def _oldest_pending_ms(self, first: int, head: int) -> int | None:
-        """How old the first pending record is, as far as it matters."""
+        """Return `age_ms` if the first pending record is at least that old, else 0; None if unknown."""
         if first >= head or not self._backend.has_timestamps:
             return None
         before_ms = self._context.clock.now_us() // 1000 - self._sizes.age_ms
         return self._sizes.age_ms if self._backend.seek(self._topic, max(before_ms + 1, 0)) > first else 0
 
     def commit_target(self, snapshot: TopicSnapshot, mapping: RecordMapping) -> CommitTarget:
-        """Where the files of one commit are staged."""
-        work = self._context
-        footer = FileFooter(
-            self._topic, snapshot.epoch, 0, 0, f"{work.clock.now_us():016x}", mapping.schema, mapping.options_json
-        )
+        """Return the target of the tasks of one commit."""
+        context = self._context
+        run = f"{context.clock.now_us():016x}"
+        footer = FileFooter(self._topic, snapshot.epoch, 0, 0, run, mapping.schema, mapping.options_json)
         if mapping.bad == "quarantine":
-            work.disk.make_dir(join(self._table.path, interface.QUARANTINE_DIR))
-        return CommitTarget(self._table.path, self._table.format, mapping, footer, work.disk)
+            context.disk.make_dir(join(self._table.path, interface.QUARANTINE_DIR))
+        return CommitTarget(self._table.path, self._table.format, mapping, footer, context.disk)
 
     def write_files(
         self, snapshot: TopicSnapshot, target: CommitTarget, ranges: Sequence[tuple[int, int]]
     ) -> list[DataFile]:
-        """Steps 3 and 4 for some ranges of the topic."""
-        work = self._context
-        work.on_step("plan")
+        """Run steps 3 and 4 for ranges of the topic."""
+        self._context.on_step("plan")
         tasks = []
-        for first, stop in ranges:
-            splits, at = (
-                plan.plan_tasks(self._backend, self._options, [TopicRange(snapshot, first, stop)], RecordFilter()),
-                first,
-            )
-            for split in splits:
-                end = stop if split is splits[-1] else split.ranges[-1].stop
-                tasks.append(ExportTask(target, self._options, split, at, end))
+        for at, stop in ranges:
+            topic_range = TopicRange(snapshot, at, stop)
+            read_tasks = plan.plan_tasks(self._backend, self._options, [topic_range], RecordFilter())
+            for read_task in read_tasks:
+                end = stop if read_task is read_tasks[-1] else read_task.ranges[-1].stop
+                tasks.append(ExportTask(target, self._options, read_task, at, end))
                 at = end
-        work.on_step("write files")
-        return work.runner.run(export_range, tasks)
+        self._context.on_step("write files")
+        return self._context.runner.run(export_range, tasks)
 
     def _export_range(self, snapshot: TopicSnapshot, mapping: RecordMapping, first: int, stop: int) -> Commit:
-        """Steps 3 to 5."""
-        work = self._context
-        ts_ms = work.clock.now_us() // 1000
+        """Run steps 3 to 5."""
+        ts_ms = self._context.clock.now_us() // 1000
         files = tuple(self.write_files(snapshot, self.commit_target(snapshot, mapping), [(first, stop)]))
-        made = Commit(
+        commit = Commit(
             self._topic, snapshot.epoch, first, stop, files, mapping.schema, mapping.options_json, ts_ms=ts_ms
         )
-        work.on_step("commit")
-        self._table.commit(made)
-        work.on_step("committed")
-        return made
+        self._context.on_step("commit")
+        self._table.commit(commit)
+        self._context.on_step("committed")
+        return commit
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────
 
-    def run_once(self, progress: Progress | None = None, *, until: int | None = None) -> Exported:
-        """Until the table holds what the topic held when this began."""
-        head = until
+    def run(
+        self, progress: Progress | None = None, *, until: int | None = None, should_stop: ShouldStop | None = None
+    ) -> Exported:
+        """Export until the table has what the topic had at the start, or `until`; with `should_stop`, until that
+        returns true. It is called after every round and waits where nothing was exported."""
+        end = until
         while True:
-            turn = self.run_round(once=True, until=_SEQ_MAX if head is None else head)
-            head = turn.head if head is None else head
+            done = self.run_round(once=should_stop is None, until=_SEQ_MAX if end is None else end)
+            if should_stop is None and end is None:
+                end = done.head
             if progress is not None and self._new_commits:
-                progress(
-                    self._new_commits[-1].stop - self._new_commits[0].first, max(head - self._new_commits[0].first, 1)
-                )
-            if turn.commit is None or turn.commit.stop >= head:
-                return self.result()
-
-    def run_until_stopped(self, should_stop: ShouldStop, progress: Progress | None = None) -> Exported:
-        """Until `pause` says that it is enough. It is asked after every turn, and waits where nothing was done."""
-        while True:
-            turn = self.run_round(once=False)
-            if progress is not None and self._new_commits:
-                progress(
-                    self._new_commits[-1].stop - self._new_commits[0].first,
-                    max(turn.head - self._new_commits[0].first, 1),
-                )
-            if should_stop(turn.commit is None):
+                first = self._new_commits[0].first
+                progress(self._new_commits[-1].stop - first, max((done.head if end is None else end) - first, 1))
+            if should_stop is not None:
+                is_done = should_stop(done.commit is None)
+            else:
+                is_done = done.commit is None or (end is not None and done.commit.stop >= end)
+            if is_done:
                 return self.result()
 
     def result(self) -> Exported:
@@ -466,9 +428,3 @@ class ExportJob:
             max(sizes, default=0),
             sum(commit.hash for commit in made) & ((1 << 64) - 1),
         )
-
-
-def open_export(
-    options: Options, table: Table, make_mapping: MakeMapping, context: JobContext, sizes: Sizes | None = None
-) -> closing[ExportJob]:
-    return closing(ExportJob(options, table, make_mapping, context, sizes))

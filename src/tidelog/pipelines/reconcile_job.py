@@ -1,23 +1,19 @@
-"""Table = log, proven range by range; the first difference shown row by row; ranges that differ made again.
+"""Compare a table with its topic, range by range; show the first difference; rewrite ranges that differ.
 
-    1  pieces     files of ours whose ranges overlap are one; so is the range between
+    1  tasks      one per group of exported files with overlapping ranges, and per range between them
     2  compare    on executors, by block (`compare`)
-    3  look       at the first block that differs, on the driver: which seq, what the log has, what the table has
-    4  repair     where that is asked for: one commit that adds the log's rows of the ranges that differ and replaces
-                  the files which hold rows of them; every other row of those files is copied (`repairing`)
-    5  again      1 to 3 once more after a repair: what is left is reported
+    3  show       the first difference, on the driver: its seq, the log's row and the table's row
+    4  repair     optional: one commit that adds the log's rows of the ranges that differ and replaces the files with
+                  rows of these ranges; every other row of those files is copied
+    5  verify     1 to 3 again after a repair; what still differs is reported
 
-A record that was deleted from the log since it was exported is a difference too, and repair takes it out of the table.
-What the log lost is not, and stays in the table: rows below its floor (a cap, age), which are compared with the commits
-of the table, and rows of seqs above it whose records a power cut or damage took. Nor does a repair remove rows that
-others wrote with seqs that the log does not have.
+A record that was deleted from the log after its export is a difference, and a repair removes its row. Records that the
+log lost are none, and their rows stay: below the floor (cap, age) they are compared with the commits of the table,
+above it a power cut or damage took them. A repair keeps rows of other programs with seqs that the log does not have.
 
-What a repair does on executors: copy the rows that stay out of files that are replaced.
+    rows after a repair  =  rows before it that `RowRemoval` does not select  +  the log's rows of the removed ranges
 
-    rows of the table after a repair  =  rows before it whose seqs are not in `Cut`  +  the log's rows of the cut ranges
-
-A cut is never outside of what the log can produce: seqs from its floor to its end, without those whose records it lost.
-So a row that the log cannot give back is copied, whatever file it is in.
+A removal selects only seqs that the log can have: from its floor to its end, without lost ones. Other rows are copied.
 """
 
 from __future__ import annotations
@@ -38,21 +34,25 @@ from tidelog.pipelines.compare import ComparisonResult, ComparisonTask, in_range
 from tidelog.pipelines.export_job import CommitTarget, ExportJob, FilePair, JobContext, attempt_id
 from tidelog.pipelines.table_formats import commits, delta, parquet_files
 from tidelog.pipelines.table_formats.commits import Commit, DataFile, KeptFile
-from tidelog.pipelines.table_formats.interface import StagedFileMissing, Table, TableChanged
+from tidelog.pipelines.table_formats.interface import (
+    SeqRanges,
+    StagedFileMissing,
+    Table,
+    TableChanged,
+    foreign_files,
+    group_overlapping,
+    merge_ranges,
+)
 from tidelog.pipelines.table_formats.parquet_files import ParquetFileWriter
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import ReadTask, TopicSnapshot
-from tidelog.spark.filters import RecordFilter
 from tidelog.spark.options import Options
-from tidelog.spark.plan import TopicRange
 from tidelog.types import Ints
-
-SeqRanges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class RowRemoval:
-    """Which rows a repair takes out: seqs in `ranges`, without those in `lost`. Both rise and do not overlap."""
+    """The rows that a repair removes: seqs in `ranges` and not in `lost_ranges`."""
 
     ranges: SeqRanges
     lost_ranges: SeqRanges = ()
@@ -61,24 +61,13 @@ class RowRemoval:
         return in_ranges(seqs, self.ranges) & ~in_ranges(seqs, self.lost_ranges)
 
     def may_affect(self, low: int, high: int) -> bool:
-        """Whether a file with seqs from low to high may hold rows that are taken out."""
+        """Whether a file with seqs from low to high may have rows to remove."""
         return any(first <= high and low < stop for first, stop in self.ranges)
-
-
-def merge_ranges(ranges: Sequence[tuple[int, int]]) -> SeqRanges:
-    """Ranges that rise and do not touch, of any that are not empty."""
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted(each for each in ranges if each[0] < each[1]):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((first, stop))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
 class ForeignFileTask:
-    """A file that another program wrote, or that holds rows of other ranges than its own."""
+    """Copy a file of another program, or one with rows outside of its range."""
 
     target: CommitTarget
     name: str
@@ -89,26 +78,26 @@ class ForeignFileTask:
 class CopyResult(NamedTuple):
     name: str
     dropped: int
-    kept: KeptFile | None  # None: nothing of it stays, or nothing goes and the file stays as it is
+    kept: KeptFile | None  # None: all rows were dropped, or none
 
 
 def copy_foreign_file(task: ForeignFileTask) -> CopyResult:
-    """Copy the rows that stay, all columns as they are. Where none goes, the file can stay."""
+    """Copy the rows that stay, with all columns. If none is dropped, the file itself stays."""
     target = task.target
     name = f"kept-{target.footer.run}-{task.number:05d}-{attempt_id():05d}.parquet"
     writer: ParquetFileWriter | None = None
     dropped = rows = 0
     try:
         for batch in parquet_files.read_batches(target.disk, target.path, [task.name], None, None):
-            goes = task.removal.removed_mask(parquet_files.row_seqs(batch))
-            dropped += int(goes.sum())
-            stays = batch.filter(pa.array(~goes))
-            rows += len(stays)
+            removed = task.removal.removed_mask(parquet_files.row_seqs(batch))
+            dropped += int(removed.sum())
+            kept = batch.filter(pa.array(~removed))
+            rows += len(kept)
             if writer is None:
                 writer = ParquetFileWriter(
                     target.disk, target.staged_path(name), batch.schema.remove_metadata(), compute_hash=False
                 )
-            writer.add(stays.replace_schema_metadata(None))
+            writer.add(kept.replace_schema_metadata(None))
         if writer is None or not dropped or not rows:
             if writer is not None:
                 writer.abandon()
@@ -123,7 +112,7 @@ def copy_foreign_file(task: ForeignFileTask) -> CopyResult:
 
 @dataclass(frozen=True)
 class OwnFilesTask:
-    """Files of ours of one range, which are replaced."""
+    """Replace the exported files of one range."""
 
     target: CommitTarget
     first: int
@@ -131,13 +120,13 @@ class OwnFilesTask:
     names: tuple[str, ...]
     quarantine_names: tuple[str, ...]
     removal: RowRemoval
-    rows: int  # that the range has to have beside those of the log, in this file or in files of others
+    rows: int  # that the range must have besides those of the log, in this file or in files of other programs
     hash: int
 
 
 def copy_own_files(task: OwnFilesTask) -> DataFile | None:
-    """Copy the rows that stay into one file of the same range; None where there are none. A file without rows carries
-    what the commit says of the range."""
+    """Copy the rows that stay into one file of the same range; return None if there are none. A file without rows
+    carries the sums of the range."""
     target = task.target
     name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{attempt_id():05d}-kept.parquet"
     with FilePair(target, name) as pair:
@@ -153,43 +142,42 @@ def copy_own_files(task: OwnFilesTask) -> DataFile | None:
 def _kept_batches(task: OwnFilesTask, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     target = task.target
     for batch in parquet_files.read_batches(target.disk, target.path, names, task.first, task.stop):
-        goes = task.removal.removed_mask(parquet_files.row_seqs(batch))
-        if not goes.all():
-            yield batch.filter(pa.array(~goes))
+        removed = task.removal.removed_mask(parquet_files.row_seqs(batch))
+        if not removed.all():
+            yield batch.filter(pa.array(~removed))
 
 
 _ROW_TEXT_CHARS: Final = 200
-_ONE_TASK_BYTES: Final = 1 << 62
-_GAP_TASK_SEQS: Final = 1 << 22  # seqs of a piece that has no file
-_REPAIR_ATTEMPTS: Final = 5  # repairs that other writers of the table made void
+_GAP_TASK_SEQS: Final = 1 << 22  # seqs of a task without files
+_REPAIR_ATTEMPTS: Final = 5  # while other programs write the table
 Progress = Callable[[int, int], None]
 
 
 class Difference(NamedTuple):
-    """The first place where table and log are not the same."""
+    """The first difference between table and log."""
 
-    seq: int | None  # None: not of a single seq, as with a changed file that can no longer be compared with the log
-    log: str  # what the log has
+    seq: int | None  # None: not of a single seq, as for a changed file whose records the log lost
+    log: str  # the log's row
     table: str
 
 
 class Reconciled(NamedTuple):
     topic: str
     first: int
-    stop: int  # one past what the table stands for
+    stop: int  # the end of the table
     log_rows: int
     table_rows: int
     quarantined: int
-    alone: int  # rows that only the table still has, because the log lost their records; see `compare`
+    alone: int  # rows whose records the log lost; see `compare`
     hash: int  # of the table's rows
     pieces: int
-    differing: tuple[tuple[int, int], ...]  # ranges of pieces that differ
+    differing: SeqRanges  # ranges of tasks that differ
     foreign: tuple[str, ...]  # files of the table that no export wrote; their rows are compared like all others
-    beyond: int  # rows of theirs with seqs that the table does not stand for
+    beyond: int  # rows of these files with seqs outside of the table's range
     difference: Difference | None
-    repaired: int = 0  # ranges that were made again
-    left: tuple[tuple[int, int], ...] = ()  # after a repair: ranges that differ and that the log cannot make again
-    left_beyond: int = 0  # after a repair: rows after the table's end with seqs that the log does not have
+    repaired: int = 0  # ranges that were rewritten
+    left: SeqRanges = ()  # after a repair: ranges that differ and that the log does not have
+    left_beyond: int = 0  # after a repair: rows after the end of the table with seqs that the log does not have
 
     @property
     def equal(self) -> bool:
@@ -203,18 +191,18 @@ class Reconciled(NamedTuple):
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One comparison of everything."""
+    """One comparison of the whole table."""
 
     result: Reconciled
     differing: tuple[tuple[ComparisonTask, ComparisonResult], ...]
-    lost_ranges: tuple[tuple[int, int], ...]
+    lost_ranges: SeqRanges
     foreign: dict[str, tuple[int, int]]  # name → lowest and highest seq
 
 
 class ReconcileJob:
     def __init__(self, options: Options, table: Table, context: JobContext) -> None:
         self._topic = options.subscribe[0]
-        self._options = replace(options, partitions_min=1, split_bytes=_ONE_TASK_BYTES, on_gap="skip")
+        self._options = compare.comparison_options(options)
         self._given_options, self._table, self._context = options, table, context
         self._backend = backends.open_backend(options)
 
@@ -223,32 +211,32 @@ class ReconcileJob:
 
     def run(self, *, repair: bool = False, progress: Progress | None = None) -> Reconciled:
         plan.resolve_topics(self._backend, self._options)
-        sight = self._backend.snapshot(self._topic)
-        if sight is None:
+        snapshot = self._backend.snapshot(self._topic)
+        if snapshot is None:
             raise TopicNotFound(self._topic)
         last = self._table.last_commit()
         if last is None:
             return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None)
-        commits.check_same_topic(last, self._topic, sight.epoch, self._table.path)
+        commits.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
         if repair:
-            work = self._context
-            export_job.drop_leftovers(self._table, last, self._backend, self._options, sight, work.disk, work.runner)
-        seen = self._compare(sight, last, progress)
-        if not repair or seen.result.equal:
-            return seen.result
+            disk, runner = self._context.disk, self._context.runner
+            export_job.drop_leftovers(self._table, last, self._backend, self._options, snapshot, disk, runner)
+        compared = self._compare(snapshot, last, progress)
+        if not repair or compared.result.equal:
+            return compared.result
         for left in range(_REPAIR_ATTEMPTS - 1, -1, -1):
             try:
-                return self._repair_and_verify(sight, last, seen)
+                return self._repair_and_verify(snapshot, last, compared)
             except (TableChanged, StagedFileMissing):
                 if not left:
                     raise
-            # Another process changed the table while files were written: what was seen of it is no longer true.
+            # Another program changed the table while files were written, so it is compared again.
             last = self._table.last_commit()
-            assert last is not None, "commits do not go away"
-            seen = self._compare(sight, last, progress)
-            if seen.result.equal:
-                return seen.result
-        raise AssertionError("the last try returns or raises")
+            assert last is not None, "commits are never removed"
+            compared = self._compare(snapshot, last, progress)
+            if compared.result.equal:
+                return compared.result
+        raise AssertionError("the last attempt returns or raises")
 
     def _repair_and_verify(self, snapshot: TopicSnapshot, last: Commit, comparison: _Comparison) -> Reconciled:
         repaired = self._repair(snapshot, last, comparison)
@@ -256,30 +244,31 @@ class ReconcileJob:
         return comparison.result._replace(repaired=repaired, left=now.differing, left_beyond=now.beyond)
 
     def _compare(self, snapshot: TopicSnapshot, last: Commit, progress: Progress | None) -> _Comparison:
-        """Compare everything. Files of ours that also hold rows of other ranges are then taken as files of others."""
+        """Compare the whole table. Exported files with rows outside of their range are treated as foreign files."""
         strays: set[str] = set()
         while True:
             foreign = self._foreign_bounds(strays, last)
-            pieces = self._comparison_tasks(snapshot, last, foreign, strays)
-            compared = self._run_comparisons(pieces, progress)
-            found = {name for each in compared for name in each.stray_files}
+            tasks = self._comparison_tasks(snapshot, last, foreign, strays)
+            results = self._run_comparisons(tasks, progress)
+            found = {name for result in results for name in result.stray_files}
             if found <= strays:
-                return self._summarize(snapshot, last, foreign, pieces, compared)
+                return self._summarize(snapshot, last, foreign, tasks, results)
             strays |= found
 
     def _foreign_bounds(self, strays: set[str], last: Commit) -> dict[str, tuple[int, int]]:
-        """Files of others by their seqs; nothing where rows are read through the library, or are not the log's."""
-        made: dict[str, tuple[int, int]] = {}
+        """Return the least and the greatest seq of each foreign file; nothing if rows are read through the table's
+        library."""
+        found: dict[str, tuple[int, int]] = {}
         if self._table.scan_version() is not None:
-            return made
-        for name in (*self._table.foreign_files(), *sorted(strays)):
+            return found
+        for name in (*foreign_files(self._table), *sorted(strays)):
             if last.transform is not None:
-                made[name] = (0, -1)
+                found[name] = (0, -1)
                 continue
             bounds = parquet_files.seq_bounds(self._context.disk, join(self._table.path, name))
             if bounds is not None:
-                made[name] = bounds[1:]
-        return made
+                found[name] = bounds[1:]
+        return found
 
     def _summarize(
         self,
@@ -289,14 +278,14 @@ class ReconcileJob:
         tasks: Sequence[ComparisonTask],
         results: Sequence[ComparisonResult],
     ) -> _Comparison:
-        hurt = tuple(
-            (piece, seen)
-            for piece, seen in zip(tasks, results, strict=True)
-            if seen.differing_blocks or _only_commit_disagrees(piece, seen)
+        differing = tuple(
+            (task, result)
+            for task, result in zip(tasks, results, strict=True)
+            if result.differing_blocks or _only_commit_disagrees(task, result)
         )
-        first = min((piece.first for piece in tasks), default=last.stop)
+        first = min((task.first for task in tasks), default=last.stop)
         beyond = 0 if last.transform is not None else self._count_beyond(foreign, first, last.stop)
-        made = Reconciled(
+        summary = Reconciled(
             self._topic,
             first,
             last.stop,
@@ -306,12 +295,13 @@ class ReconcileJob:
             sum(each.table_only for each in results),
             sum(each.table_hash for each in results) & row_hash.MASK_64,
             len(tasks),
-            tuple((piece.first, piece.stop) for piece, _ in hurt),
+            tuple((task.first, task.stop) for task, _ in differing),
             tuple(foreign),
             beyond,
-            self._first_difference(snapshot, hurt) or _beyond_difference(tuple(foreign), beyond),
+            self._first_difference(snapshot, differing) or _beyond_difference(tuple(foreign), beyond),
         )
-        return _Comparison(made, hurt, tuple(each for seen in results for each in seen.lost_ranges), foreign)
+        lost_ranges = tuple(lost for result in results for lost in result.lost_ranges)
+        return _Comparison(summary, differing, lost_ranges, foreign)
 
     def _count_beyond(self, foreign: dict[str, tuple[int, int]], first: int, stop: int) -> int:
         version = self._table.scan_version()
@@ -325,7 +315,7 @@ class ReconcileJob:
         return found
 
     def _run_comparisons(self, tasks: Sequence[ComparisonTask], progress: Progress | None) -> list[ComparisonResult]:
-        """A handful at a time, so that the progress bar moves."""
+        """Run a few tasks at a time, for the progress bar."""
         found: list[ComparisonResult] = []
         step = max(len(tasks) // 20, 8)
         for at in range(0, len(tasks), step):
@@ -334,7 +324,7 @@ class ReconcileJob:
                 progress(len(found), len(tasks))
         return found
 
-    # ── pieces ────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────
 
     def _comparison_tasks(
         self, snapshot: TopicSnapshot, last: Commit, foreign: dict[str, tuple[int, int]], strays: set[str]
@@ -351,10 +341,10 @@ class ReconcileJob:
             else [x for x in self._table.own_files() if x.name not in strays]
         )
         there = {file.name for file in held}
-        # Quarantine outlives a file of ours that another program replaced.
+        # Quarantine outlives an exported file that another program replaced.
         bad = [file for file in committed if file.name not in there and file.bad_name is not None]
         found, at = [], first
-        for group in _group_overlapping(held):
+        for group in group_overlapping(held, _range_key):
             found += self._tasks_between(snapshot, at, group[0].first, foreign, bad)
             stop = max(file.stop for file in group)
             found.append(self._comparison_task(snapshot, group[0].first, stop, group, foreign, bad))
@@ -369,8 +359,8 @@ class ReconcileJob:
         committed: Sequence[DataFile],
         foreign: dict[str, tuple[int, int]],
     ) -> list[ComparisonTask]:
-        """Rows that went through a function: only their sums are known, by commit, or of the whole table where another
-        program has written files of it."""
+        """Return the tasks for rows that went through a function: their sums are known by commit, or for the whole
+        table if another program wrote files of it."""
         version, there = self._table.scan_version(), set(self._table.visible_files())
         if version is not None or foreign or any(file.name not in there for file in committed):
             whole = self._comparison_task(snapshot, first, last.stop, committed, {}, (), is_transformed=True)
@@ -382,7 +372,7 @@ class ReconcileJob:
                 ),
                 other_names=tuple(file.name for file in group),
             )
-            for group in _group_overlapping(committed)
+            for group in group_overlapping(committed, _range_key)
         ]
 
     def _tasks_between(
@@ -393,7 +383,7 @@ class ReconcileJob:
         foreign: dict[str, tuple[int, int]],
         bad: Sequence[DataFile],
     ) -> list[ComparisonTask]:
-        """Seqs that no file of ours stands for."""
+        """Return the tasks for seqs without an exported file."""
         bounds = [(at, min(at + _GAP_TASK_SEQS, stop)) for at in range(first, stop, _GAP_TASK_SEQS)]
         return [self._comparison_task(snapshot, low, high, (), foreign, bad) for low, high in bounds]
 
@@ -408,52 +398,49 @@ class ReconcileJob:
         *,
         is_transformed: bool = False,
     ) -> ComparisonTask:
-        low = min(max(first, snapshot.evict_floor), stop)
         near = [file for file in bad if file.first < stop and first < file.stop]
         return ComparisonTask(
-            self._topic,
-            self._table.path,
-            self._context.disk,
-            self._mapping,
-            self._options,
-            first,
-            stop,
-            snapshot.evict_floor,
-            snapshot.next_seq,
-            () if is_transformed else self._plan_read_tasks(snapshot, low, min(stop, snapshot.next_seq)),
-            tuple(name for name, (least, most) in foreign.items() if least < stop and first <= most),
-            tuple(file.bad_name for file in (*data_files, *near) if file.bad_name is not None),
-            tuple(data_files),
-            is_transformed,
-            self._table.scan_version(),
+            topic=self._topic,
+            path=self._table.path,
+            disk=self._context.disk,
+            mapping=self._mapping,
+            options=self._options,
+            first=first,
+            stop=stop,
+            evict_floor=snapshot.evict_floor,
+            next_seq=snapshot.next_seq,
+            read_tasks=() if is_transformed else self._plan_range(snapshot, first, stop),
+            other_names=tuple(name for name, (least, most) in foreign.items() if least < stop and first <= most),
+            quarantine_names=tuple(file.bad_name for file in (*data_files, *near) if file.bad_name is not None),
+            committed_files=tuple(data_files),
+            is_transformed=is_transformed,
+            version=self._table.scan_version(),
         )
 
-    def _plan_read_tasks(self, snapshot: TopicSnapshot, first: int, stop: int) -> tuple[ReadTask, ...]:
-        if first >= stop:
-            return ()
-        return tuple(plan.plan_tasks(self._backend, self._options, [TopicRange(snapshot, first, stop)], RecordFilter()))
+    def _plan_range(self, snapshot: TopicSnapshot, first: int, stop: int) -> tuple[ReadTask, ...]:
+        return compare.plan_range(self._backend, self._options, snapshot, first, stop)
 
     # ── the first difference ──────────────────────────────────────────────────────────────────
 
     def _first_difference(
         self, snapshot: TopicSnapshot, differing: Sequence[tuple[ComparisonTask, ComparisonResult]]
     ) -> Difference | None:
-        for piece, seen in differing:
-            if seen.differing_blocks:
-                return self._row_difference(snapshot, piece, *seen.differing_blocks[0])
-            if seen.changed_files:
-                said = sum(file.rows for file in piece.committed_files)
+        for task, result in differing:
+            if result.differing_blocks:
+                return self._row_difference(snapshot, task, *result.differing_blocks[0])
+            if result.changed_files:
+                rows = sum(file.rows for file in task.committed_files)
                 return Difference(
                     None,
-                    f"{said:,} rows by the commit of seqs {piece.first} to {piece.stop - 1}, which it lost since",
-                    f"{seen.table_rows:,} rows or other ones in {', '.join(seen.changed_files)}",
+                    f"{rows:,} rows by the commit of seqs {task.first} to {task.stop - 1}, which it lost since",
+                    f"{result.table_rows:,} rows or other ones in {', '.join(result.changed_files)}",
                 )
         return None
 
     def _row_difference(self, snapshot: TopicSnapshot, task: ComparisonTask, first: int, stop: int) -> Difference:
         names = (*(file.name for file in task.committed_files), *task.other_names)
-        splits = self._plan_read_tasks(snapshot, first, min(stop, snapshot.next_seq))
-        near = replace(task, first=first, stop=stop, committed_files=(), other_names=names, read_tasks=splits)
+        read_tasks = self._plan_range(snapshot, first, stop)
+        near = replace(task, first=first, stop=stop, committed_files=(), other_names=names, read_tasks=read_tasks)
         ours = _rows_by_seq([rows.table for rows, _ in compare.read_log_rows(near)])
         theirs = _rows_by_seq(list(compare.read_table_rows(near)))
         for seq in sorted({*ours, *theirs}):
@@ -465,8 +452,7 @@ class ReconcileJob:
     # ── repair ────────────────────────────────────────────────────────────────────────────────
 
     def _repair(self, snapshot: TopicSnapshot, last: Commit, comparison: _Comparison) -> int:
-        """Make ranges again that the log still has, in one commit. Everything else stays as it is: the log does not
-        say what should be there."""
+        """Rewrite the ranges that the log still has, in one commit, and return how many. Other rows stay."""
         if self._table.scan_version() is not None:
             raise BadInput(
                 f"{self._table.path} has deletion vectors, mapped column names or partition columns: it can be "
@@ -474,46 +460,43 @@ class ReconcileJob:
                 "TABLE … APPLY (PURGE), OPTIMIZE), or export into another table"
             )
         again = [
-            (piece, found)
-            for piece, found in comparison.differing
-            if found.differing_blocks and not piece.is_transformed
+            (task, result)
+            for task, result in comparison.differing
+            if result.differing_blocks and not task.is_transformed
         ]
-        ranges = merge_ranges([each for piece, found in again for each in _ranges_to_rewrite(snapshot, piece, found)])
+        ranges = merge_ranges(part for task, result in again for part in _ranges_to_rewrite(snapshot, task, result))
         after = ((max(last.stop, snapshot.evict_floor), snapshot.next_seq),) if comparison.result.beyond else ()
         lost = [
             *comparison.lost_ranges,
-            *(each for bounds in after for each in self._lost_after_end(snapshot, *bounds, comparison.foreign)),
+            *(part for bounds in after for part in self._lost_after_end(snapshot, *bounds, comparison.foreign)),
         ]
-        cut = RowRemoval(merge_ranges([*ranges, *after]), merge_ranges(lost))
-        if not cut.ranges:
+        removal = RowRemoval(merge_ranges([*ranges, *after]), merge_ranges(lost))
+        if not removal.ranges:
             return 0
-        shape = record_mapping.mapping_from_commit(last.schema, last.shape)
-        options = replace(
-            self._given_options, on_gap="fail"
-        )  # what is lost from here on is not in the plan of the repair
-        with closing(ExportJob(options, self._table, lambda _: shape, self._context)) as export:
-            target = export.commit_target(snapshot, shape)
-            made = tuple(export.write_files(snapshot, target, ranges))
-            own = [(piece, found) for piece, found in again if piece.committed_files]
-            stay = self._context.runner.run(
-                copy_own_files, [_own_files_task(target, piece, found, cut) for piece, found in own]
+        mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
+        options = replace(self._given_options, on_gap="fail")  # records lost from here on would be missing
+        with closing(ExportJob(options, self._table, lambda _: mapping, self._context)) as export:
+            target = export.commit_target(snapshot, mapping)
+            written = tuple(export.write_files(snapshot, target, ranges))
+            own = [(task, result) for task, result in again if task.committed_files]
+            kept = self._context.runner.run(
+                copy_own_files, [_own_files_task(target, task, result, removal) for task, result in own]
             )
-            near = [name for name, (low, high) in comparison.foreign.items() if cut.may_affect(low, high)]
-            tasks = [ForeignFileTask(target, name, number, cut) for number, name in enumerate(near)]
-            copied: list[CopyResult] = [
-                each for each in self._context.runner.run(copy_foreign_file, tasks) if each.dropped
-            ]
-            if not made and not own and not copied:
+            near = [name for name, (low, high) in comparison.foreign.items() if removal.may_affect(low, high)]
+            tasks = [ForeignFileTask(target, name, number, removal) for number, name in enumerate(near)]
+            results: list[CopyResult] = self._context.runner.run(copy_foreign_file, tasks)
+            copied = [result for result in results if result.dropped]
+            if not written and not own and not copied:
                 return 0
             commit = Commit(
                 self._topic,
                 snapshot.epoch,
                 ranges[0][0] if ranges else last.stop,
                 last.stop,
-                (*made, *(file for file in stay if file is not None)),
-                shape.schema,
-                shape.options_json,
-                removed=tuple(file.name for piece, _ in own for file in piece.committed_files),
+                (*written, *(file for file in kept if file is not None)),
+                mapping.schema,
+                mapping.options_json,
+                removed=tuple(file.name for task, _ in own for file in task.committed_files),
                 repair=True,
                 ts_ms=self._context.clock.now_us() // 1000,
                 kept=tuple(each.kept for each in copied if each.kept is not None),
@@ -527,30 +510,20 @@ class ReconcileJob:
     def _lost_after_end(
         self, snapshot: TopicSnapshot, first: int, stop: int, foreign: dict[str, tuple[int, int]]
     ) -> Iterator[tuple[int, int]]:
-        """Seqs after the end of the table that files of others hold rows of and that the log lost: no export brings
-        them."""
-        near = [piece for piece in self._tasks_between(snapshot, first, stop, foreign, ()) if piece.other_names]
+        """Yield seqs after the end of the table that foreign files have and the log lost: no export restores them."""
+        near = [task for task in self._tasks_between(snapshot, first, stop, foreign, ()) if task.other_names]
         for found in self._context.runner.run(compare.find_lost_ranges, near):
             yield from found
 
 
-def _group_overlapping(data_files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Files by range, those whose ranges overlap together."""
-    found: list[list[DataFile]] = []
-    stop = 0
-    for file in sorted(data_files, key=lambda file: (file.first, file.stop, file.name)):
-        if found and file.first < stop:
-            found[-1].append(file)
-        else:
-            found.append([file])
-        stop = max(stop, file.stop)
-    return found
+def _range_key(file: DataFile) -> tuple[int, int, str]:
+    return file.first, file.stop, file.name
 
 
 def _ranges_to_rewrite(
     snapshot: TopicSnapshot, task: ComparisonTask, result: ComparisonResult
 ) -> list[tuple[int, int]]:
-    """What the log makes again of a piece: all of it where files of ours stand for it, else the blocks that differ."""
+    """Return what a repair rewrites of a task: its range if there are exported files, else the blocks that differ."""
     ranges = [(task.first, task.stop)] if task.committed_files else list(result.differing_blocks)
     return [(max(first, snapshot.evict_floor), min(stop, snapshot.next_seq)) for first, stop in ranges]
 
@@ -565,9 +538,8 @@ def _own_files_task(
 
 
 def _expected_rows(task: ComparisonTask, result: ComparisonResult) -> tuple[int, int]:
-    """Rows and hash that a piece has to have beside those that the log makes again: what the table has, if it was what
-    its commits say. Else the commits are believed: the rows below the floor may be what is wrong, and the next
-    comparison has to report it."""
+    """Return rows and hash that a range must have besides those of the log: the table's own, if its files are as
+    committed. Else the commits decide: rows below the floor may be wrong, and the next comparison must report it."""
     if not result.changed_files or task.first >= task.evict_floor:
         return result.table_only, result.table_only_hash
     rows = sum(file.rows for file in task.committed_files) - result.log_rows
@@ -575,7 +547,7 @@ def _expected_rows(task: ComparisonTask, result: ComparisonResult) -> tuple[int,
 
 
 def _only_commit_disagrees(task: ComparisonTask, result: ComparisonResult) -> bool:
-    """Whether only the commit can say that something is wrong: the log has lost a part of the range."""
+    """Whether only the commit shows a difference: the log has lost a part of the range."""
     return bool(result.changed_files) and (task.is_transformed or task.first < task.evict_floor)
 
 

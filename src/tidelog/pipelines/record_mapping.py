@@ -1,14 +1,14 @@
-"""Records → rows of a table: which columns there are, what becomes of records that do not fit.
+"""Map records to rows of a table.
 
     plain     seq, ts, node, tag, meta, data                       data as it was written
-    typed     seq, ts, node, tag, meta, <fields>, _rescued         fields of its JSON, by a schema given or inferred
+    typed     seq, ts, node, tag, meta, <fields>, _rescued         fields of its JSON, by a given or inferred schema
 
-    bad       what becomes of a record of a typed table that does not fit its fields
-    rescue      a row: what fits in its columns, the rest as JSON in `_rescued`
-    quarantine  no row: the record as it was goes to the files of `_quarantine/`, with the reason
+    bad       policy for a record of a typed table that does not fit the fields
+    rescue      a row: fitting values in their columns, the others as JSON in `_rescued`
+    quarantine  no row: the record is written to the files of `_quarantine/`, with the reason
     fail        the export stops and names the record
 
-Every record is a row or is in quarantine, and both are counted in the commit.
+Every record is a row or in quarantine, and the commit counts both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REASON_COLUMN: Final = "reason"
 
 
 class TableRows(NamedTuple):
-    """What a batch of records became."""
+    """The rows of a batch of records, and its records in quarantine."""
 
     table: pa.RecordBatch
     quarantined: pa.RecordBatch | None
@@ -47,15 +47,15 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordMapping:
-    """How records become rows. Small and picklable; the Arrow side of it is made where it is used."""
+    """How records become rows. Small and picklable; the Arrow schema is built where it is used."""
 
     schema: str  # of the table, as Spark writes it in JSON
-    fields: tuple[str, ...] = ()  # names of columns that come out of the data
+    fields: tuple[str, ...] = ()  # columns that are fields of the data
     bad: BadRecordPolicy = "rescue"
 
     @property
     def options_json(self) -> str:
-        """What a commit keeps of it beside the schema."""
+        """The part that a commit stores besides the schema."""
         return msgspec.json.encode({"fields": self.fields, "bad": self.bad}).decode()
 
     @cached_property
@@ -75,12 +75,12 @@ class RecordMapping:
             object.__setattr__(self, name, value)
 
     def to_rows(self, batch: pa.RecordBatch, topic: str) -> TableRows:
-        """The rows of a batch of records (`RECORD`)."""
+        """Map a batch of records, with the columns of RECORD_SCHEMA."""
         if not self.fields:
             return TableRows(batch.cast(self.arrow), None)
         wanted = [field for field in self.spark.fields if field.name in self.fields]
         data, seqs = batch.column("data"), batch.column("seq")
-        cells = decode.parse_json_columns(data, seqs, topic, wanted, self._field_schema, rescue=self.bad != "fail")
+        cells = decode.parse_json_columns(data, seqs, topic, wanted, self.arrow, rescue=self.bad != "fail")
         own = {name: batch.column(name) for name in RECORD_COLUMNS}
         made = pa.RecordBatch.from_arrays(
             [cells[name] if name in cells else own[name] for name in self.arrow.names], schema=self.arrow
@@ -92,13 +92,9 @@ class RecordMapping:
         kept = batch.filter(unfit)
         return TableRows(made.filter(pc.invert(unfit)), kept.append_column(REASON_COLUMN, reason))
 
-    @cached_property
-    def _field_schema(self) -> pa.Schema:
-        return self.arrow
-
 
 def new_mapping(fields: StructType | None, bad: BadRecordPolicy = "rescue") -> RecordMapping:
-    """How records become rows of a table that is new."""
+    """Return the mapping for a new table."""
     if fields is None:
         if bad != "rescue":
             raise BadInput(
@@ -124,7 +120,7 @@ def new_mapping(fields: StructType | None, bad: BadRecordPolicy = "rescue") -> R
 
 
 def mapping_from_commit(schema: str, options_json: str) -> RecordMapping:
-    """How records became rows of a table that is there."""
+    """Return the mapping of an existing table."""
     found = msgspec.json.decode(options_json, type=dict[str, object])
     return RecordMapping(schema, tuple(found["fields"]), found["bad"])  # type: ignore[arg-type]
 

@@ -1,13 +1,14 @@
-"""A fingerprint for each row, without an object for any; sums of them are fingerprints of ranges.
+"""Hashes of table rows, computed in NumPy; sums of them are hashes of ranges. Commits of tables store them, so the
+function must not change. Batch numbers of a sink use another stored hash, XXH3 per value (`spark.row_encoder`).
 
     value      ─ 8-byte words ─▶ mix ─▶ × weight of its place ─▶ Σ ─▶ + length ─▶ mix        texts, bytes
                ─ one word     ─▶ mix                                                         numbers, times
     row        Σ over columns of mix(value ^ name of the column) ─▶ mix
-    range      Σ over rows, modulo 2⁶⁴: in any order, in any files, and a row that is there twice counts twice
+    range      Σ over rows, modulo 2⁶⁴: independent of order and files, and a duplicate row counts twice
 
-Sums rather than exclusive ors: two equal rows would cancel out. Words are mixed before they are weighed, because in a
-product modulo 2⁶⁴ the high bits of a factor never reach the low bits of the result. It is a checksum against accidents
-and no signature: collisions can be constructed on purpose.
+Sums and not exclusive ors, in which two equal rows cancel out. Words are mixed before they are weighted, because in a
+product modulo 2⁶⁴ the high bits of a factor never reach the low bits of the result. It is a checksum, not a signature:
+collisions can be constructed.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _WORD_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
 _NULL_HASH: Final = np.uint64(0x94D049BB133111EB)
 _SHIFT_32: Final = np.uint64(32)
-_BY_POSITION_MIN_ROWS: Final = 256  # rows at a place, from which it pays to go place by place
+_BY_POSITION_MIN_ROWS: Final = 256  # rows per position from which hashing position by position is faster
 _TAIL_MASKS: Final = np.array([MASK_64, *((1 << (8 * size)) - 1 for size in range(1, 8))], np.uint64)
 
 
 def sum_hashes(hashes: HashWords) -> int:
-    """The fingerprint of a range, from those of its rows."""
+    """Return the hash of a range from the hashes of its rows."""
     return int(hashes.sum(dtype=np.uint64))
 
 
 def hash_rows(batch: pa.RecordBatch | pa.Table) -> HashWords:
-    """The fingerprint of every row. Which column stands where does not matter, what it is called does."""
+    """Return the hash of every row. It depends on the names of the columns and not on their order."""
     made = np.zeros(batch.num_rows, np.uint64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -50,7 +51,7 @@ def hash_rows(batch: pa.RecordBatch | pa.Table) -> HashWords:
 
 
 def hash_values(array: pa.Array) -> HashWords:
-    """The fingerprint of every value of a column."""
+    """Return the hash of every value of a column."""
     kind = array.type
     if pa.types.is_null(kind):
         return np.full(len(array), _NULL_HASH)
@@ -122,7 +123,7 @@ def _hash_bytes(array: pa.Array) -> HashWords:
     data = array.buffers()[2]
     raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     padded = np.concatenate([raw, np.zeros(8, np.uint8)])
-    # Words that begin at any byte: one index for eight bytes, where a gather of bytes needs one for each.
+    # Words that begin at any byte: one index per eight bytes, where a gather of bytes needs one for each.
     anywhere = np.ndarray((len(raw) + 1,), np.dtype("<u8"), padded, strides=(1,))
     if len(array) >= _BY_POSITION_MIN_ROWS and int(sizes[0]) and int(sizes.min()) == int(sizes.max()):
         return _hash_equal_sized(padded, len(array), int(sizes[0]))
@@ -137,7 +138,7 @@ def _hash_bytes(array: pa.Array) -> HashWords:
 
 
 def _hash_equal_sized(padded: NDArray[np.uint8], count: int, size: int) -> HashWords:
-    """The same sums, of rows that are all of one size: their words lie at equal distances and need no index."""
+    """Compute the sums of values of equal size: their words have equal distances and need no index."""
     sums = np.full(count, size * int(_MIX_MULTIPLIER) & MASK_64, np.uint64)
     weights = _position_weights(1 << (-(-size // 8) - 1).bit_length())
     for place, at in enumerate(range(0, size, 8)):
@@ -152,8 +153,8 @@ def _hash_equal_sized(padded: NDArray[np.uint8], count: int, size: int) -> HashW
 
 
 def _hash_by_position(anywhere: HashWords, starts: Ints, sizes: Ints, counts: Ints) -> HashWords:
-    """The same sums, first words of all rows first: arrays stay as short as there are rows, which the cache likes
-    (measured: more than twice as fast for rows of 100 bytes)."""
+    """Compute the sums position by position: arrays have one element per row and fit the cache (measured: more than
+    twice as fast for rows of 100 bytes)."""
     order = np.argsort(-counts, kind="stable")
     at, sizes, counts = starts[order], sizes[order], counts[order]
     sums = sizes.astype(np.uint64) * _MIX_MULTIPLIER
@@ -174,7 +175,7 @@ def _hash_by_position(anywhere: HashWords, starts: Ints, sizes: Ints, counts: In
 
 
 def _weighted_sums(words: HashWords, positions: Ints, counts: Ints, sizes: Ints) -> HashWords:
-    """Sums of words by row, each word times the weight of its place in it. Takes `words` over."""
+    """Sum the words of each row, each multiplied by the weight of its position. Changes `words`."""
     made = sizes.astype(np.uint64) * _MIX_MULTIPLIER
     if len(words):
         words *= _WORD_MULTIPLIER
@@ -192,12 +193,12 @@ def _name_hash(name: str) -> np.uint64:
 
 @cache
 def _position_weights(count: int) -> HashWords:
-    """Odd numbers without a pattern, one for each place."""
+    """Return odd pseudo-random numbers, one per position."""
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _WORD_MULTIPLIER) | np.uint64(1)
 
 
 def _mix(words: HashWords) -> HashWords:
-    """Every bit of the input in every bit of the output; a new array."""
+    """Return new words in which every bit depends on every bit of the input."""
     made: HashWords = words ^ (words >> np.uint64(30))
     made *= _MIX_MULTIPLIER
     made ^= made >> np.uint64(27)

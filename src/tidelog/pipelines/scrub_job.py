@@ -1,8 +1,8 @@
 """Verify every checksum of a data directory in parallel.
 
-What is looked at is what `tidelog check` looks at: snapshots, WAL, segments, indexes, footers and deletions of topics,
-metadata, messages and cursors of channels. The parts that are long go to executors, channels by the dozen. Changes
-nothing, and works beside a writer.
+It verifies what `tidelog check` verifies: snapshots, WAL, segments, indexes, footers and deletions of topics, metadata,
+messages and cursors of channels. Executors verify segments and channels, the driver the rest. It changes nothing and
+works beside a writer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidelog.pipelines.spark_tasks import TaskRunner
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
-_CHANNELS_PER_TASK: Final = 12  # channels of one part
+_CHANNELS_PER_TASK: Final = 12
 
 
 class Scrubbed(NamedTuple):
@@ -38,38 +38,39 @@ class Scrubbed(NamedTuple):
 
 
 def run_scrub(path: str, runner: TaskRunner, progress: Progress | None = None) -> Scrubbed:
-    """Examine a directory. What is found is in the order of `tidelog check`, parts after the rest."""
+    """Verify a directory. Findings have the order of `tidelog check`, those of executors last."""
     stat = PosixDisk().stat(path)
     if stat is None:
         raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
     if not stat.is_dir:
         raise BadInput(f"{path} is a file, topics are stored in a directory; nothing was done, check the path")
-    apart, channels = check_directory(path), ChannelCheck(path)
-    found, live = list(apart.begin()), channels.live_directories()
-    found += channels.find_leftovers(live)
-    few = [(path, live[at : at + _CHANNELS_PER_TASK]) for at in range(0, len(live), _CHANNELS_PER_TASK)]
-    total, step = len(apart.tasks) + len(few), max((len(apart.tasks) + len(few)) // 20, 8)
+    check, channels = check_directory(path), ChannelCheck(path)
+    findings, live = list(check.begin()), channels.live_directories()
+    findings += channels.find_leftovers(live)
+    parts = [(path, live[at : at + _CHANNELS_PER_TASK]) for at in range(0, len(live), _CHANNELS_PER_TASK)]
+    total = len(check.tasks) + len(parts)
+    step = max(total // 20, 8)
 
     def run_in_batches(function: Callable[[T], R], parts: Sequence[T], before: int) -> list[R]:
-        seen: list[R] = []
+        results: list[R] = []
         for at in range(0, len(parts), step):
-            seen += runner.run(function, parts[at : at + step])
+            results += runner.run(function, parts[at : at + step])
             if progress is not None:
-                progress(before + len(seen), total)
-        return seen
+                progress(before + len(results), total)
+        return results
 
-    found += apart.merge_results(run_in_batches(run_check_task, apart.tasks, 0))
-    heard = run_in_batches(_check_channels, few, len(apart.tasks))
-    found += [finding for each in heard for finding in each.findings]
+    findings += check.merge_results(run_in_batches(run_check_task, check.tasks, 0))
+    checked = run_in_batches(_check_channels, parts, len(check.tasks))
+    findings += [finding for result in checked for finding in result.findings]
     return Scrubbed(
-        tuple(found),
-        apart.topics,
-        apart.segments,
-        apart.frames,
-        apart.bytes + sum(each.bytes for each in heard),
+        tuple(findings),
+        check.topics,
+        check.segments,
+        check.frames,
+        check.bytes + sum(result.bytes for result in checked),
         total,
-        channels=sum(each.channels for each in heard),
-        messages=sum(each.messages for each in heard),
+        channels=sum(result.channels for result in checked),
+        messages=sum(result.messages for result in checked),
     )
 
 

@@ -1,15 +1,13 @@
-"""Tasks on executors: one function, many small arguments, answers in order.
+"""Run a function on executors: over small arguments, or over the partitions of a DataFrame. Results keep the order.
 
-A task that fails for a reason that a retry cannot fix (a full disk, a record that does not fit, damage) hands the
-error back as its answer. Everything else is raised, and Spark retries as configured.
+A task that fails for a reason that a retry cannot fix (a full disk, a record that does not fit, damage) returns the
+error as its result. Other errors are raised, and Spark retries as configured.
 
-Rows of a DataFrame into files, by executors, as Arrow: a sink that runs a function of ours on them.
+    df ──► partition ──► function(batches) ──► result ─┐
+       └─► partition ──► function(batches) ──► result ─┴─► one small file, which the driver reads
 
-    df ──► partition ──► function(batches) ──► answer ─┐
-       └─► partition ──► function(batches) ──► answer ─┴─► one small file, which the driver reads: `answers`
-
-Spark ends a write in a process of its own, so the answers come back by way of the disk. `mapInArrow` would hand them
-over directly, and needs pandas for it, which nothing else here does.
+Partitions are processed by a Spark sink. Spark commits a write in another process, so the results are returned in a
+file. `mapInArrow` would return them directly, but needs pandas, which nothing else here needs.
 """
 
 from __future__ import annotations
@@ -39,21 +37,21 @@ R = TypeVar("R")
 
 class TaskRunner(Protocol):
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-        """What the function says to each task, in their order. Raises the first error."""
+        """Return the result of each task, in order. Raises the first error."""
         ...
 
 
 class TaskError(NamedTuple):
-    """An error on its way to the driver: by name, because ours are made from more than a message."""
+    """An error as a result: its class by name, because the constructors take more than a message."""
 
     name: str
     message: str
 
     def to_error(self) -> Error:
         kind = getattr(errors, self.name)
-        made: Error = kind.__new__(kind)
-        made.args = (self.message,)
-        return made
+        error: Error = kind.__new__(kind)
+        error.args = (self.message,)
+        return error
 
 
 def run_guarded(function: Callable[[T], R], task: T) -> R | TaskError:
@@ -71,15 +69,15 @@ class SparkTaskRunner:
         if not tasks:
             return []
         context = self._spark.sparkContext
-        answers = context.parallelize(list(tasks), len(tasks)).map(partial(run_guarded, function)).collect()
-        return unwrap_results(answers)
+        results = context.parallelize(list(tasks), len(tasks)).map(partial(run_guarded, function)).collect()
+        return unwrap_results(results)
 
 
 def unwrap_results(results: Sequence[R | TaskError]) -> list[R]:
-    for answer in results:
-        if isinstance(answer, TaskError):
-            raise answer.to_error()
-    return [answer for answer in results if not isinstance(answer, TaskError)]
+    for result in results:
+        if isinstance(result, TaskError):
+            raise result.to_error()
+    return [result for result in results if not isinstance(result, TaskError)]
 
 
 PartitionFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch], int, int], bytes]  # batches, partition, attempt
@@ -110,26 +108,22 @@ class FunctionWriter(DataSourceArrowWriter):
         assert context is not None, "this is a task"
         function: PartitionFunction = pickle.loads(b64decode(self._function))
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        said = run_guarded(lambda batches: function(batches, partition, attempt), iterator)
-        return (
-            PartitionResult(partition, b"", (said.name, said.message))
-            if isinstance(said, TaskError)
-            else PartitionResult(partition, said)
-        )
+        result = run_guarded(lambda batches: function(batches, partition, attempt), iterator)
+        if isinstance(result, TaskError):
+            return PartitionResult(partition, b"", (result.name, result.message))
+        return PartitionResult(partition, result)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        answers = sorted(
-            (each for each in messages if isinstance(each, PartitionResult)), key=lambda each: each.partition
-        )
-        results = [(each.result, each.failure) for each in answers]
+        sent = [message for message in messages if isinstance(message, PartitionResult)]
+        results = [(each.result, each.failure) for each in sorted(sent, key=lambda each: each.partition)]
         replace_file(PosixDisk(), self._results_path, msgspec.msgpack.encode(results))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The next writer removes what was written."""
+        """No effect: the next writer removes the files."""
 
 
 def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> list[bytes]:
-    """What a function says to each partition, in order. `path` is a file to do it with, gone afterwards."""
+    """Run a function on each partition and return the results in order. `path`: a temporary file for them."""
     df.sparkSession.dataSource.register(FunctionSink)
     disk = PosixDisk()
     remove_if_exists(disk, path)
@@ -140,4 +134,4 @@ def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> 
         raise Damaged(f"{path} was not written by the process that ends a write; nothing was committed, run it again")
     disk.remove(path)
     results = msgspec.msgpack.decode(content, type=list[tuple[bytes, tuple[str, str] | None]])
-    return unwrap_results([said if failed is None else TaskError(*failed) for said, failed in results])
+    return unwrap_results([result if failure is None else TaskError(*failure) for result, failure in results])

@@ -1,13 +1,11 @@
-"""What happened in a topic, interval by interval: rates, sizes, and of a queue how long jobs waited.
+"""Statistics of a topic per interval: rates, sizes, and for a queue the waiting times of jobs; and their plot as SVG.
 
-Records are read with the source, steps of jobs from the queue's history; what is made of them is in `transforms`.
-
-A series of numbers as bars: in a terminal, or as a drawing that any browser shows. Nothing to install.
+Records are read with the Spark source, steps of jobs from the history of the queue; `transforms` aggregates both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final, NamedTuple
@@ -15,11 +13,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tidelog import database
-from tidelog.client import Client, RemoteQueue
+from tidelog.addresses import Location
+from tidelog.client.database import open_location
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
-from tidelog.engine.queues.history import HISTORY_SCHEMA
 from tidelog.errors import BadInput, NotAQueue
 from tidelog.pipelines import transforms
 
@@ -34,7 +31,7 @@ class Series(NamedTuple):
 
 
 def render_bar(value: float, max_value: float, width: int) -> str:
-    """A bar to the eighth of a character; something is seen of everything that is not nothing."""
+    """Draw a bar in eighths of a character; every value above 0 has at least one."""
     if max_value <= 0 or value <= 0:
         return ""
     eighths = max(round(value / max_value * width * 8), 1)
@@ -50,7 +47,7 @@ def format_number(value: float) -> str:
 
 
 def render_svg(labels: Sequence[str], series: Sequence[Series], title: str) -> str:
-    """One panel for each series, the same intervals below each other."""
+    """Draw one panel per series over the same intervals."""
     high = _TOP_PX + len(series) * (_PLOT_HEIGHT_PX + 50)
     step = _PLOT_WIDTH_PX / max(len(labels), 1)
     parts = [
@@ -62,8 +59,8 @@ def render_svg(labels: Sequence[str], series: Sequence[Series], title: str) -> s
     for number, each in enumerate(series):
         top = _TOP_PX + number * (_PLOT_HEIGHT_PX + 50) + 18
         most = max(each.values, default=0) or 1
-        said = f"{escape(each.title)}, {escape(each.unit)}"
-        parts.append(f'<text x="{_LEFT_PX}" y="{top - 5}" fill="#333">{said}</text>')
+        caption = f"{escape(each.title)}, {escape(each.unit)}"
+        parts.append(f'<text x="{_LEFT_PX}" y="{top - 5}" fill="#333">{caption}</text>')
         parts.append(
             f'<text x="{_LEFT_PX - 6}" y="{top + 10}" text-anchor="end" fill="#666">{format_number(most)}</text>'
         )
@@ -88,7 +85,6 @@ def render_svg(labels: Sequence[str], series: Sequence[Series], title: str) -> s
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-_PAGE_SIZE: Final = 10_000
 _HISTORY_DDL: Final = "ts_ms timestamp, event string, waited_ms bigint"
 
 
@@ -99,13 +95,13 @@ class Stats(NamedTuple):
     waits: list[dict[str, Any]]  # of a queue; see `transforms.waits`
 
 
-def collect_stats(spark: SparkSession, where: dict[str, str], topic: str, every_ms: int) -> Stats:
+def collect_stats(spark: SparkSession, location: Location, topic: str, every_ms: int) -> Stats:
     if every_ms < 1:
         raise BadInput(f"an interval of {every_ms} ms is no interval; nothing was read")
-    options = {**where, "subscribe": topic, "columns": "ts,data", "onGap": "skip"}
+    options = {**location.as_options(), "subscribe": topic, "columns": "ts,data", "onGap": "skip"}
     df = spark.read.format("tidelog").options(**options).load()
     rates = [_format_times(row.asDict()) for row in transforms.rates(df, every_ms).collect()]
-    steps = _queue_history(spark, where, topic)
+    steps = _queue_history(spark, location, topic)
     waits = (
         [] if steps is None else [_format_times(row.asDict()) for row in transforms.waits(steps, every_ms).collect()]
     )
@@ -117,47 +113,25 @@ def _format_times(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _iso(moment: datetime) -> str:
-    """Spark hands times over in the zone of this process and without saying so."""
+    """Format a time of Spark, which has the time zone of this process and no tzinfo."""
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _queue_history(spark: SparkSession, where: dict[str, str], topic: str) -> DataFrame | None:
-    """What happened to the jobs of a queue; None where it is a log."""
+def _queue_history(spark: SparkSession, location: Location, topic: str) -> DataFrame | None:
+    """Return the events of the jobs of a queue; None for a log."""
     try:
-        found = _server_history(where, topic) if "server" in where else _directory_history(where["path"], topic)
+        with open_location(location, read_only=True) as database:
+            queue = database.queue(topic, create=False)
+            queue.counts()  # raises for a log on a server
+            table = queue.history().to_arrow().select(["ts_ms", "event", "waited_ms"])
     except NotAQueue:
         return None
-    table = found.select(["ts_ms", "event", "waited_ms"])
     times = table.column("ts_ms").cast(pa.timestamp("us", tz="UTC"))
     return spark.createDataFrame(table.set_column(0, "ts_ms", times), _HISTORY_DDL)
 
 
-def _directory_history(path: str, topic: str) -> pa.Table:
-    with database.open(path, read_only=True) as engine:
-        return engine.topic(topic, create=False).queue().history().to_arrow()
-
-
-def _server_history(where: dict[str, str], topic: str) -> pa.Table:
-    with Client(where["server"], key=where.get("key")) as client:
-        queue = RemoteQueue(client, topic)
-        if queue.state()["config"].get("type") != "queue":
-            raise NotAQueue(topic)
-        return pa.Table.from_pylist(list(_history_events(queue)), schema=HISTORY_SCHEMA)
-
-
-def _history_events(queue: RemoteQueue) -> Iterator[dict[str, Any]]:
-    at = 0
-    while True:
-        page: list[dict[str, Any]] = queue.history(at, _PAGE_SIZE)["events"]
-        if not page:
-            return
-        for event in page:
-            yield {**event, "ts_ms": datetime.fromtimestamp(event["ts_ms"] / 1000, UTC)}
-        at = page[-1]["at"]
-
-
 def render_stats(stats: Stats) -> str:
-    """All of it as an SVG."""
+    """Draw the statistics as SVG."""
     labels = [row["from"] for row in stats.rates]
     series = [
         Series("records", "per second", [row["records_s"] for row in stats.rates]),

@@ -1,11 +1,10 @@
-"""What jobs do to data, as functions from DataFrame to DataFrame. They start nothing and know of no job.
+"""Transforms of jobs: functions from DataFrame to DataFrame that run nothing themselves.
 
-    records(df)          any table → what a topic is written from: data, json, tag, node, meta
-    is_told(df)          whether a column of it says which of its data is JSON
-    rates(df, every)     records of a topic → per interval: how many, how large, at which rate
-    waits(df, every)     steps of a queue's jobs → per interval: claims, and how long jobs had waited for them
+    records(df)          any table → columns of records: data, json, tag, node, meta
+    rates(df, every)     records of a topic → per interval: count, sizes, rates
+    waits(df, every)     steps of a queue's jobs → per interval: claims, acks, and waiting times
 
-A function of your own has the same shape and is named as `module:function` where a job takes one.
+A user's function has the same form and is given to a job as `module:function`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ from tidelog.spark.options import IS_JSON
 
 PERCENTILES: Final = (0.5, 0.9, 0.99)
 _SIDE_COLUMNS: Final = ("tag", "node", "meta")
-_OWN: Final = ("topic", "seq", "ts")
 
 
 def records(df: DataFrame) -> DataFrame:
-    """Rows as records. A column `data` is taken as it is, bytes or text, beside `topic`, `seq` and `ts`, which a write
-    assigns anew; without one a row's columns become a JSON object. `tag`, `node` and `meta` stand beside it either
-    way.
+    """Convert rows to records. A column `data` (bytes or text) is the data; without one, the columns of a row become a
+    JSON object. `tag`, `node` and `meta` are kept in both cases; `topic`, `seq` and `ts` are assigned by the write.
 
-    `is_json` says which data is JSON, row by row, and a topic is read with it. A function that drops the column, or
-    that makes `data` and does not say, gives bytes: nothing is guessed."""
+    `is_json` says for each row whether `data` is JSON. Without that column `data` is written as bytes."""
     if "data" in df.columns:
         data = F.col("data").cast(BinaryType())
         json = F.coalesce(F.col(IS_JSON), F.lit(False)) if has_is_json(df) else F.lit(False)
@@ -43,7 +39,7 @@ def records(df: DataFrame) -> DataFrame:
 
 
 def has_is_json(df: DataFrame) -> bool:
-    """Whether a column of the rows says which of their data is JSON."""
+    """Whether rows have a column that says which data is JSON."""
     if not {"data", IS_JSON} <= set(df.columns):
         return False
     kind = df.schema[IS_JSON].dataType
@@ -68,7 +64,7 @@ def _interval_start(ts: Column, every_ms: int) -> Column:
 
 
 def rates(df: DataFrame, every_ms: int) -> DataFrame:
-    """Columns ts and data of records → from, records, bytes, records_s, bytes_s, and percentiles of sizes."""
+    """Aggregate columns ts and data of records to from, records, bytes, records_s, bytes_s and percentiles of sizes."""
     size = F.length("data").cast("long")
     counted = df.select(_interval_start(F.col("ts"), every_ms), size.alias("size")).groupBy("from")
     made = counted.agg(
@@ -84,7 +80,8 @@ def rates(df: DataFrame, every_ms: int) -> DataFrame:
 
 
 def waits(df: DataFrame, every_ms: int) -> DataFrame:
-    """Columns ts_ms, event and waited_ms of a queue's history → from, claims, acks, … and percentiles of waits."""
+    """Aggregate columns ts_ms, event and waited_ms of a queue's history to from, claims, acks, … and percentiles of
+    waits."""
     kept = df.select(_interval_start(F.col("ts_ms"), every_ms), "event", "waited_ms").groupBy("from")
     return kept.agg(
         *(

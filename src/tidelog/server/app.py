@@ -29,7 +29,7 @@ from tidelog.http.interface import (
 from tidelog.server import auth, routes
 from tidelog.server.auth import ANONYMOUS, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
-from tidelog.server.handlers.fast_handlers import FastQueueRequests, FastReads, FastWrites
+from tidelog.server.handlers.fast_handlers import FastRequests, FastWrites
 from tidelog.server.request import JSON_TYPE, Endpoint, RequestContext
 from tidelog.server.service import Service
 
@@ -54,13 +54,12 @@ class App:
         self._cached_route = lru_cache(4096)(routes.find_route)
         self._request_count, self._request_id_prefix = 0, b"%x-" % service.started_ms
         writes = FastWrites(service, self._allocate_ids)
-        jobs = FastQueueRequests(service, self.next_request_id, error_response)
-        reads = FastReads(service, self.next_request_id)
+        requests = FastRequests(service, self.next_request_id, error_response)
         self._fast_handlers = {
             "write": writes.handler_for,
-            "claim": jobs.claim_handler,
-            "ack": jobs.ack_handler,
-            "diff": reads.diff_handler,
+            "claim": requests.claim_handler,
+            "ack": requests.ack_handler,
+            "diff": requests.diff_handler,
         }
 
     # ── called by the HTTP layer ─────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from weakref import WeakSet
 from tidelog.channels.rules import is_user
 from tidelog.errors import BadInput
 from tidelog.http.interface import Request
-from tidelog.server.config import ServerConfig
+from tidelog.server.config import ServerConfig, is_loopback
 from tidelog.server.errors import ApiError
 
 READ: Final = "read"
@@ -229,7 +229,7 @@ class OriginPolicy:
                     f"allowed_origins names {origin!r}; an origin is scheme://host[:port], without a slash at its end"
                 )
         self._listen_name = _host_name(host.lower() if ":" not in host else f"[{host}]")
-        self._accepts_addresses = not _is_loopback(self._listen_name)
+        self._accepts_addresses = not is_loopback(self._listen_name)
         self._checks_hosts = _ANY_NAME not in self._hosts and (bool(self._hosts) or not keys)
         self._is_known_host = lru_cache(1024)(self._check_host)
 
@@ -280,7 +280,7 @@ class OriginPolicy:
         name = _host_name(text)
         if not name:
             return False
-        if text in self._hosts or name in self._hosts or name == self._listen_name or _is_loopback(name):
+        if text in self._hosts or name in self._hosts or name == self._listen_name or is_loopback(name):
             return True
         return self._accepts_addresses and _is_address(name)  # DNS cannot redirect an address
 
@@ -303,10 +303,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(name: str) -> bool:
-    return name == "localhost" or (_is_address(name) and ip_address(name).is_loopback)
 
 
 class Revocable(Protocol):

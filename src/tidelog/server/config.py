@@ -262,7 +262,7 @@ def check_config(config: ServerConfig) -> None:
             f"turn_units is {config.turn_units} and must be at least {_TURN_UNITS_MIN}; write_timeout_ms is "
             f"{config.write_timeout_ms} and must be at least 1; the server was not started"
         )
-    if config.api_keys.strip() or config.allow_insecure_no_auth or _is_loopback(config.host):
+    if config.api_keys.strip() or config.allow_insecure_no_auth or is_loopback(config.host):
         return
     raise BadInput(
         f"{config.host} is not a loopback address and there are no keys: every client has full access; "
@@ -270,7 +270,7 @@ def check_config(config: ServerConfig) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

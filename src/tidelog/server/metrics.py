@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from tidelog.channels import ChannelManager
 from tidelog.channels.metrics import DURATION_BOUNDS_S, SUCCESS, DurationHistogram
-from tidelog.engine import Engine, HealthState, ShardStats, TopicInfo
+from tidelog.engine import Appended, Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
 from tidelog.errors import NotAQueue, TopicNotFound
@@ -383,31 +383,20 @@ class ServerMetrics(Collector):
         row.seconds += sum(took_us) / 1e6
         row.counts[least] += len(took_us)
 
-    def _counters(self, topic: str) -> TopicCounters:
+    def counters(self, topic: str) -> TopicCounters:
+        """The counters of a topic, for a handler to add to."""
         counters = self._topics.get(topic)
         if counters is None:
             counters = self._topics[topic] = TopicCounters()
         return counters
 
-    def count_written(self, topic: str, records: int) -> None:
-        self._counters(topic).written += records
+    def count_appended(self, topic: str, done: Appended) -> None:
+        self.counters(topic).written += 0 if done.deduped else done.count
 
     def count_read(self, topic: str, records: int, *, gap: bool) -> None:
-        counters = self._counters(topic)
+        counters = self.counters(topic)
         counters.read += records
         counters.gaps += gap
-
-    def count_claimed(self, topic: str, jobs: int) -> None:
-        self._counters(topic).claimed += jobs
-
-    def count_acked(self, topic: str, jobs: int) -> None:
-        self._counters(topic).acked += jobs
-
-    def count_nacked(self, topic: str, jobs: int) -> None:
-        self._counters(topic).nacked += jobs
-
-    def count_extended(self, topic: str, jobs: int) -> None:
-        self._counters(topic).extended += jobs
 
     # ── publishing, on any thread ─────────────────────────────────────────────────────────────
 
@@ -575,14 +564,7 @@ def health_json(health: HealthState) -> dict[str, Any]:
         "lagging_topics": list(health.lagging[:TOPICS_MAX]),
         "corruptions": health.corruptions,
         "tasks": {
-            task.name: {
-                "runs": task.runs,
-                "failures": task.failures,
-                "failing": task.failing,
-                "last_ok_ms": task.last_ok_ms,
-                "last_error": task.last_error,
-                "last_error_ms": task.last_error_ms,
-            }
+            task.name: {name: value for name, value in task._asdict().items() if name != "name"}
             for task in health.tasks
         },
     }

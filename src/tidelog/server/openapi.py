@@ -7,7 +7,6 @@ and `response_types` give the schemas. Schemas that are no type, and limits that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -20,6 +19,7 @@ from tidelog.channels.rules import ACL_KINDS
 from tidelog.engine import EngineConfig, TopicConfig
 from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.queues.jobs import PRIORITY_MAX
+from tidelog.http.h1_encoder import REASON_PHRASES
 from tidelog.server import response_types
 from tidelog.server.errors import STATUS_BY_CODE
 from tidelog.version import __version__
@@ -213,6 +213,9 @@ _DECODER_VARIANTS: Final = (
 _ABSTRACT: Final = (
     response_types.Body,
     response_types.TimedBody,
+    response_types.TopicBody,
+    response_types.AppendedBody,
+    response_types.ChannelBody,
     response_types.Part,
     response_types.RouterOptions,
 )
@@ -226,6 +229,8 @@ def _components() -> dict[str, Schema]:
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
     for schema in schemas.values():
         schema.pop("title", None)
+        if "description" in schema:  # Python 3.13 removes the indentation of docstrings, older versions keep it
+            schema["description"] = " ".join(schema["description"].split())
     for each in responses:
         if issubclass(each, response_types.TimedBody):
             schemas[each.__name__]["properties"]["performance"] = schema_ref("Performance")
@@ -397,7 +402,7 @@ def _body_schema(body: type | str) -> Schema:
 def _responses_json(path: str, operation: Operation, *, is_secured: bool) -> Schema:
     content = _content_json(operation.response, operation.response_content)
     responses: Schema = {
-        str(status): {"description": HTTPStatus(status).phrase, **({"content": content} if content else {})}
+        str(status): {"description": REASON_PHRASES[status], **({"content": content} if content else {})}
         for status in operation.statuses
     }
     codes = {*_ERRORS_OF_EVERY_ROUTE, *operation.errors, *(_ERRORS_OF_SECURED_ROUTES if is_secured else ())}
@@ -418,7 +423,7 @@ def _error_responses() -> Schema:
     responses: Schema = {}
     for status, codes in codes_by_status.items():
         response: Schema = {
-            "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
+            "description": f"{REASON_PHRASES[status]}: {', '.join(codes)}",
             "content": {JSON_MEDIA_TYPE: {"schema": schema_ref("Error")}},
         }
         if status in (429, 503):

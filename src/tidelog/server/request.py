@@ -12,8 +12,8 @@ import msgspec
 
 from tidelog import api_types
 from tidelog.api_types import BadBody
-from tidelog.engine import Engine, Topic
-from tidelog.errors import TopicNotFound
+from tidelog.engine import CommitFuture, Engine, Topic
+from tidelog.errors import Error, TopicNotFound
 from tidelog.http.interface import AnyResponse, Exchange, Request, Response
 from tidelog.server.auth import ANONYMOUS, Principal
 from tidelog.server.errors import ApiError
@@ -189,6 +189,19 @@ class RequestContext:
     def respond(self, answer: AnyResponse) -> None:
         """Send the response, for handlers that returned None. On the loop's thread, once."""
         self._responder.respond(self, answer)
+
+    def respond_when_done(self, future: CommitFuture[T], build_response: Callable[[T], Response]) -> None:
+        """Respond to a write that was submitted, once it is committed or has failed."""
+
+        def on_done(done: CommitFuture[T]) -> None:
+            try:
+                result = done.wait()  # does not block: it is done
+            except Error as error:
+                self.fail(error)
+            else:
+                self.respond(build_response(result))
+
+        self.service.writes.add_done_callback(future, on_done)
 
     def fail(self, error: Exception) -> None:
         """Respond with an error."""

@@ -37,6 +37,18 @@ class TimedBody(Body):
     """A response that ends with `performance`."""
 
 
+class TopicBody(TimedBody):
+    """A response about one topic."""
+
+    topic: str
+
+
+class ChannelBody(TimedBody):
+    """A response about one channel."""
+
+    channel: str
+
+
 class Part(Struct):
     """A part of one kind of response."""
 
@@ -104,8 +116,7 @@ class QueueDepth(Part):
     dead_lettered: Count
 
 
-class Topic(TimedBody):
-    topic: str
+class Topic(TopicBody):
     type: Literal["log", "queue"]
     head_seq: Count
     earliest_seq: Count
@@ -119,14 +130,12 @@ class Topic(TimedBody):
     queue: QueueDepth | UnsetType = UNSET
 
 
-class TopicCreated(TimedBody):
-    topic: str
+class TopicCreated(TopicBody):
     created: bool
     config: ConfigJson
 
 
-class TopicDropped(TimedBody):
-    topic: str
+class TopicDropped(TopicBody):
     deleted: bool
     routers_removed: list[str]
 
@@ -146,32 +155,30 @@ class TopicList(TimedBody):
     next_cursor: str | UnsetType = UNSET
 
 
-class Written(TimedBody):
-    topic: str
+class AppendedBody(TopicBody):
+    """A response to a write."""
+
     first_seq: Count
     last_seq: Count
     head_seq: Count
     count: Count
+
+
+class Written(AppendedBody):
     created: bool
     deduped: bool
     durability: AckDurability
     seqs: list[Count] | UnsetType = UNSET
 
 
-class BulkWritten(TimedBody):
-    topic: str
-    first_seq: Count
-    last_seq: Count
-    head_seq: Count
-    count: Count
+class BulkWritten(AppendedBody):
     batches: Annotated[Count, described("Batches; each was written whole or not at all.")]
     created: bool
     deduped: Annotated[Count, described("Batches that an earlier request with the same key had written.")]
     durability: AckDurability
 
 
-class Page(TimedBody):
-    topic: str
+class Page(TopicBody):
     records: list[Record]
     next_from_seq: Count
     head_seq: Count
@@ -196,8 +203,7 @@ class End(Body):
     end: EndInfo = msgspec.field(name="$end")
 
 
-class Deleted(TimedBody):
-    topic: str
+class Deleted(TopicBody):
     deleted: Count
     earliest_seq: Count
     head_seq: Count
@@ -205,8 +211,7 @@ class Deleted(TimedBody):
     bytes: Count
 
 
-class Sought(TimedBody):
-    topic: str
+class Sought(TopicBody):
     ts: TimestampMs
     seq: Annotated[Count, described("The first record of this time or later; head_seq + 1 where there is none.")]
     from_seq: Count
@@ -247,8 +252,7 @@ class SegmentTail(Part):
     to_seq: Count
 
 
-class Segments(TimedBody):
-    topic: str
+class Segments(TopicBody):
     epoch: Annotated[Count, described("Changes when the topic is dropped and created again.")]
     generation: Annotated[Count, described("Of the newest checkpoint.")]
     head_seq: Count
@@ -337,13 +341,11 @@ class GroupInfo(Part):
     last_commit_ts: TimestampMs | None
 
 
-class GroupList(TimedBody):
-    topic: str
+class GroupList(TopicBody):
     groups: list[GroupInfo]
 
 
-class GroupShown(TimedBody):
-    topic: str
+class GroupShown(TopicBody):
     group: str
     position: Position
     head_seq: Count
@@ -353,8 +355,7 @@ class GroupShown(TimedBody):
     last_commit_ts: TimestampMs | None
 
 
-class GroupPut(TimedBody):
-    topic: str
+class GroupPut(TopicBody):
     created: bool
     group: str
     position: Position
@@ -365,20 +366,17 @@ class GroupPut(TimedBody):
     last_commit_ts: TimestampMs | None
 
 
-class GroupDropped(TimedBody):
-    topic: str
+class GroupDropped(TopicBody):
     group: str
     deleted: bool
 
 
-class GroupCommitted(TimedBody):
-    topic: str
+class GroupCommitted(TopicBody):
     group: str
     position: Count
 
 
-class GroupReset(TimedBody, rename={"from_": "from"}):
-    topic: str
+class GroupReset(TopicBody, rename={"from_": "from"}):
     group: str
     from_: Count
     to: Count
@@ -402,8 +400,7 @@ class GapRow(Part):
     seq: Annotated[Count, described("Of the row; 0 while it is not written yet.")]
 
 
-class TopicGaps(TimedBody):
-    topic: str
+class TopicGaps(TopicBody):
     gaps: list[GapRow]
     next_cursor: str | UnsetType = UNSET
 
@@ -416,23 +413,16 @@ class GapList(TimedBody):
 # ── numbered batches ──────────────────────────────────────────────────────────────────────────────
 
 
-class ChunkStaged(TimedBody):
-    topic: str
+class ChunkStaged(TopicBody):
     chunk: str
     bytes: Count
 
 
-class StagingCleared(TimedBody):
-    topic: str
+class StagingCleared(TopicBody):
     removed: Count
 
 
-class BatchPut(TimedBody):
-    topic: str
-    first_seq: Count
-    last_seq: Count
-    head_seq: Count
-    count: Count
+class BatchPut(AppendedBody):
     deduped: Annotated[bool, described("An earlier request had written it.")]
     durability: AckDurability
     created: bool
@@ -446,8 +436,7 @@ class BatchRow(Part):
     query_id: str
 
 
-class BatchList(TimedBody):
-    topic: str
+class BatchList(TopicBody):
     writer: str
     batches: list[BatchRow]
 
@@ -467,31 +456,27 @@ class Job(Part, kw_only=True):
     meta: dict[str, Any] | UnsetType = UNSET
 
 
-class Claimed(TimedBody):
-    topic: str
+class Claimed(TopicBody):
     claimed: list[Job]
     count: Count
     ready: Count
 
 
-class Acked(TimedBody):
-    topic: str
+class Acked(TopicBody):
     acked: Count
     skipped: list[Count]
     ready: Count
     in_flight: Count
 
 
-class Nacked(TimedBody):
-    topic: str
+class Nacked(TopicBody):
     nacked: Count
     skipped: list[Count]
     ready: Count
     in_flight: Count
 
 
-class Extended(TimedBody):
-    topic: str
+class Extended(TopicBody):
     extended: Count
     skipped: list[Count]
     deadlines: Annotated[dict[str, TimestampMs], described("By seq.")]
@@ -523,15 +508,13 @@ class HistoryEvent(Body):
     ) = UNSET
 
 
-class History(TimedBody):
-    topic: str
+class History(TopicBody):
     events: list[HistoryEvent]
     count: Count
     next_from_seq: Annotated[Count, described("from_seq of the next request.")]
 
 
-class Redriven(TimedBody):
-    topic: str
+class Redriven(TopicBody):
     redriven: Count
     queues: Annotated[dict[str, Count], described("Records by queue.")]
     skipped: Annotated[Count, described("Records whose queue is not known, or that are leased.")]
@@ -575,28 +558,24 @@ class Channel(ChannelRow, TimedBody):
     ) = UNSET
 
 
-class ChannelDeleted(TimedBody):
-    channel: str
+class ChannelDeleted(ChannelBody):
     deleted: bool
 
 
-class ChannelJoined(TimedBody):
-    channel: str
+class ChannelJoined(ChannelBody):
     user: str
     owner: str
     members: Count
     created: bool
 
 
-class ChannelLeft(TimedBody):
-    channel: str
+class ChannelLeft(ChannelBody):
     user: str
     ended: bool
     owner: str | None
 
 
-class ChannelMembers(TimedBody):
-    channel: str
+class ChannelMembers(ChannelBody):
     members: list[str]
     page: Count
     total: Count
@@ -608,19 +587,16 @@ class AclLists(Part):
     read: list[str]
 
 
-class ChannelAcl(TimedBody):
-    channel: str
+class ChannelAcl(ChannelBody):
     acl: AclLists
 
 
-class AclChanged(TimedBody):
-    channel: str
+class AclChanged(ChannelBody):
     kind: str
     listed: list[str]
 
 
-class ChannelAck(TimedBody):
-    channel: str
+class ChannelAck(ChannelBody):
     first_seq: Count
     last_seq: Count
     count: Count
@@ -639,8 +615,7 @@ class MessageInfo(Part):
     payload_base64: Annotated[str, described("Where they are not.")] | UnsetType = UNSET
 
 
-class ChannelHistory(TimedBody):
-    channel: str
+class ChannelHistory(ChannelBody):
     messages: list[MessageInfo]
     count: Count
     next_seq: Count
@@ -648,8 +623,7 @@ class ChannelHistory(TimedBody):
     last_seq: Count
 
 
-class ChannelPushed(TimedBody):
-    channel: str
+class ChannelPushed(ChannelBody):
     seq: Count
     ts: TimestampMs
 
@@ -658,8 +632,7 @@ class ChannelPopped(MessageInfo, TimedBody):
     pass
 
 
-class ChannelCleared(TimedBody):
-    channel: str
+class ChannelCleared(ChannelBody):
     cleared: Count
 
 

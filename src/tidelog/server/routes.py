@@ -31,7 +31,7 @@ from tidelog.server.handlers import (
     websocket,
 )
 from tidelog.server.openapi import operation
-from tidelog.server.request import BULK_CONTENT_TYPES, Endpoint, RequestContext, path_segments
+from tidelog.server.request import BULK_CONTENT_TYPES, Endpoint, Handler, RequestContext, path_segments
 
 
 class Route(NamedTuple):
@@ -63,6 +63,12 @@ def document_bytes() -> bytes:
 
 _READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
 _READ_WRITE = _READ | _WRITE
+
+
+def _channel_route(path: str, method: str, handler: Handler, scopes: frozenset[str]) -> Route:
+    return Route(f"/v0/channels/{{channel}}/{path}", "channels", {method: Endpoint(handler, scopes)})
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics", "", {"GET": Endpoint(topics.list_topics, _READ)}),
     Route(
@@ -142,29 +148,32 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/v0/channels/{channel}",
         "channels",
         {
-            "PUT": Endpoint(channels.put_channel, _WRITE),
+            "PUT": Endpoint(channels.put_channel, channels.CONFIGURE_SCOPES),
             "GET": Endpoint(channels.get_channel, _READ),
-            "DELETE": Endpoint(channels.delete_channel, _DELETE),
+            "DELETE": Endpoint(channels.delete_channel, channels.DELETE_CHANNEL.scopes),
         },
     ),
-    Route("/v0/channels/{channel}/join", "channels", {"POST": Endpoint(channels.join_channel, _WRITE)}),
-    Route("/v0/channels/{channel}/leave", "channels", {"POST": Endpoint(channels.leave_channel, _WRITE)}),
-    Route("/v0/channels/{channel}/members", "channels", {"GET": Endpoint(channels.list_members, _READ)}),
+    _channel_route("join", "POST", channels.join_channel, channels.JOIN.scopes),
+    _channel_route("leave", "POST", channels.leave_channel, channels.LEAVE.scopes),
+    _channel_route("members", "GET", channels.list_members, channels.MEMBERS.scopes),
     Route(
         "/v0/channels/{channel}/acl",
         "channels",
-        {"GET": Endpoint(channels.get_channel_acl, _READ), "POST": Endpoint(channels.set_channel_acl, _WRITE)},
+        {
+            "GET": Endpoint(channels.get_channel_acl, _READ),
+            "POST": Endpoint(channels.set_channel_acl, channels.SET_ACL.scopes),
+        },
     ),
-    Route("/v0/channels/{channel}/publish", "channels", {"POST": Endpoint(channels.publish_to_channel, _WRITE)}),
-    Route("/v0/channels/{channel}/history", "channels", {"GET": Endpoint(channels.channel_history, _READ)}),
+    _channel_route("publish", "POST", channels.publish_to_channel, channels.PUBLISH_SCOPES),
+    _channel_route("history", "GET", channels.channel_history, channels.HISTORY.scopes),
     Route(
         "/v0/channels/{channel}/events",
         "channels",
-        {"GET": Endpoint(channels.follow_channel, _READ, token_in_query=True)},
+        {"GET": Endpoint(channels.follow_channel, channels.SUBSCRIBE_SCOPES, token_in_query=True)},
     ),
-    Route("/v0/channels/{channel}/push", "channels", {"POST": Endpoint(channels.push_to_channel, _WRITE)}),
-    Route("/v0/channels/{channel}/pop", "channels", {"POST": Endpoint(channels.pop_from_channel, _READ_WRITE)}),
-    Route("/v0/channels/{channel}/clear", "channels", {"POST": Endpoint(channels.clear_channel, _DELETE)}),
+    _channel_route("push", "POST", channels.push_to_channel, channels.PUSH.scopes),
+    _channel_route("pop", "POST", channels.pop_from_channel, channels.POP.scopes),
+    _channel_route("clear", "POST", channels.clear_channel, channels.CLEAR.scopes),
     Route("/v0/watch", "", {"POST": Endpoint(sse.create_watch, _READ)}),
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(sse.stream_watch, handler_authenticates=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(websocket.open_websocket)}),

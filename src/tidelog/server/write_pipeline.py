@@ -1,6 +1,6 @@
 """The way of every write from a handler to its outcome. All calls go in one direction:
 
-    handler ──► submit / add_to_batch ──► admission ──► topic.submit: staged in the WAL queue of its shard
+    handler ──► submit / add_to_batch ──► admission ──► TopicOperations.submit: staged in the WAL queue of its shard
                      turn ──► turn-end calls ──► one batch a topic ──► admission ──► commit of every shard
       commits done ──► readers are notified ──► outcomes are delivered ──► queued writes are admitted
 
@@ -32,6 +32,7 @@ import msgspec
 from tidelog.engine import Appended, Batch, CommitFuture, Shard, Topic
 from tidelog.engine.batch_encoder import ArrowBatch
 from tidelog.engine.health import HealthMonitor
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Busy, Error
 from tidelog.server.config import CommitMode
 from tidelog.server.push.notifier import NotifyScheduler
@@ -98,7 +99,7 @@ class WriteAdmission:
         """Whether a write is submitted at once. Ephemeral topics have no WAL queue."""
         if topic.config.durability == "ephemeral":
             return True
-        shard = topic.shard
+        shard = topic_operations(topic).shard
         return shard not in self._queues and shard.queue_length < shard.queue_max
 
     def check_not_saturated(self, shard: Shard) -> None:
@@ -253,12 +254,12 @@ class WritePipeline:
         """Submit a write now, or queue it. Raises what submitting it now raises, and Busy where it is rejected.
         `wait_if_full`: it is queued where it would be rejected."""
         if self.admission.has_capacity(topic):
-            on_submitted(topic.submit(batch, key), 0)
+            on_submitted(topic_operations(topic).submit(batch, key), 0)
             return
 
         def submit_queued(queued_us: int) -> None:
             try:
-                token: CommitFuture[Appended] | Error = topic.submit(batch, key)
+                token: CommitFuture[Appended] | Error = topic_operations(topic).submit(batch, key)
             except Error as error:
                 token = error
             on_submitted(token, queued_us)
@@ -284,13 +285,13 @@ class WritePipeline:
                 queued_us += await turn
             try:
                 if run_blocking is None:
-                    return topic.submit(batch, key), queued_us
-                return await run_blocking(lambda: topic.submit(batch, key)), queued_us
+                    return topic_operations(topic).submit(batch, key), queued_us
+                return await run_blocking(lambda: topic_operations(topic).submit(batch, key)), queued_us
             except Busy:  # another write took its place after it was admitted: it is not rejected for that
                 wait_if_full = True
 
     def _enqueue(self, topic: Topic, submit: Callable[[int], None], *, wait_if_full: bool) -> None:
-        self.admission.enqueue(topic.shard, submit, wait_if_full=wait_if_full)
+        self.admission.enqueue(topic_operations(topic).shard, submit, wait_if_full=wait_if_full)
         self._run_turn_without_window()
         self._schedule_recheck()
 
@@ -314,7 +315,7 @@ class WritePipeline:
         quota, so that no other write can change its outcome. `on_committed` is called once a batch with the slices of
         all writers that passed it. Raises Busy where the write is rejected now."""
         if not self.admission.has_capacity(topic):
-            self.admission.check_not_saturated(topic.shard)
+            self.admission.check_not_saturated(topic_operations(topic).shard)
         if not self._batches:
             self.schedule_turn()
         batch = self._batches.get(topic.id)

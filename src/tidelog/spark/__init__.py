@@ -5,9 +5,9 @@
     spark = tidelog.spark.session()          # or register(spark) with a session of your own
     spark.read.format("tidelog").option("path", "data").option("subscribe", "orders").load()
 
-Needs `pip install 'tidelog[spark]'`, on the executors too. Nothing of Spark is imported before one of these is called.
-Start with `source` (reading) and `sink` (writing); `plan` cuts a range into tasks, `task_reader` reads one, and
-`backends` knows where topics are stored.
+Needs `pip install 'tidelog[spark]'`, on the executors too. Spark is imported when one of these functions is called.
+Start with `source` (reading) and `sink` (writing); `plan` splits a range into tasks, `task_reader` reads one, and
+`backends` has directories, object stores and servers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Java", "find_java", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "tidelog" known to a session, and let Spark push filters down to it.
+    """Register the format "tidelog" in a session, and let Spark push filters down to it.
 
-    A listener of the session's queries is added too: it moves consumer groups to what the queries have committed.
+    This also adds a listener to the session, which moves consumer groups to the committed offsets of queries.
 
-    Where settings of the session cannot be changed, as in the definitions of Declarative Pipelines, and
+    If settings of the session cannot be changed, as in definitions of Declarative Pipelines, and
     `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself.
 
     Raises:
@@ -44,10 +44,10 @@ def register(spark: SparkSession) -> None:
 
 
 def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:
-    """A session with the source registered, on the machine's Java or on the one that came as a package.
+    """Start a session with the source registered, on the machine's Java or on the packaged one.
 
-    Settings are Spark's, with `_` for the dots of their names: `spark_sql_shuffle_partitions="2"`. On a local master
-    the workers run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that every machine has.
+    Settings are those of Spark, with `_` for dots: `spark_sql_shuffle_partitions="2"`. On a local master the workers
+    run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that every machine has.
     """
     from tidelog.spark.spark_session import start_session
 

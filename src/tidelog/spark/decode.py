@@ -1,20 +1,19 @@
-"""Records → the columns Spark asked for, as Arrow, without an object per record.
+"""Decode records to the requested columns, as Arrow, without an object per record.
 
-    rows of a file        columns that lie back to back are not copied; the rest is copied in C++
-    batches of a stream   as they came
+    rows of a file        contiguous columns are not copied; others are copied in C++
+    batches of a stream   unchanged
 
-A column that was not requested is not decoded. `meta` is the exception to the rule above: its JSON is taken apart once
-for each distinct value.
+Columns that are not requested are not decoded. `meta` is parsed once per distinct value.
 
-JSON data → typed columns. A batch that fits its schema is parsed in C++; one that does not, record by record.
+JSON data becomes typed columns. A batch that fits its schema is parsed in C++, any other record by record.
 
     fits                 every field has its type                                     pyarrow's reader
-    does not fit         the field is null and goes into `_rescued`, as JSON,         one record after the other
+    does not fit         the field is null and is in `_rescued`, as JSON,             record by record
                          with fields that the schema does not name
-    not an object        all fields are null, `_rescued` is the text as it is
+    not an object        all fields are null, `_rescued` is the text
 
-Without `_rescued` in the schema a value that does not fit fails the query and says which one it was; fields that the
-schema does not name are left out.
+Without `_rescued` in the schema a value that does not fit raises BadInput that names it; fields that the schema does
+not name are dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ ColumnArrays = dict[str, pa.Array]
 def decode_columns(
     records: Rows | pa.RecordBatch, columns: ColumnSet, *, has_timestamps: bool = True, has_json_flag: bool = True
 ) -> ColumnArrays:
-    """The wanted columns of some records, `data` still as bytes."""
+    """Return the requested columns of records, `data` as bytes."""
     made = (
         _columns_from_rows(records, columns, has_json_flag=has_json_flag)
         if isinstance(records, Rows)
@@ -91,13 +90,13 @@ def _columns_from_rows(rows: Rows, wanted_columns: ColumnSet, *, has_json_flag: 
 
 
 def _json_flags(rows: Rows) -> BoolArray:
-    """Which records are JSON. Their own frames are asked, so holes and deleted ones cannot shift it."""
+    """Return which records are JSON, from their frames, so that holes and deletions cannot shift the flags."""
     found: BoolArray = (segment_index.record_flags(rows) & segment_index.JSON) != 0
     return found
 
 
 def _nullable_column(rows: Rows, span: Span | None) -> pa.Array:
-    """A column whose empty values are missing ones."""
+    """Return a column in which empty values are null."""
     if span is None:
         return pa.nulls(len(rows), pa.binary())
     made, there = to_binary_array(rows.buf, span), span.size > 0
@@ -117,7 +116,7 @@ def _columns_from_batch(batch: pa.RecordBatch, columns: ColumnSet) -> ColumnArra
 
 
 def meta_to_map(column: pa.Array) -> pa.Array:
-    """JSON objects as maps of texts: a text as it is, anything else as its JSON."""
+    """Convert JSON objects to maps of texts: a text unchanged, any other value as JSON."""
     if column.null_count == len(column):
         return pa.nulls(len(column), META_TYPE)
     encoded = column.dictionary_encode()
@@ -135,7 +134,7 @@ def _meta_pairs(text: bytes) -> list[tuple[str, str | None]]:
     try:
         found = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return [("", text.decode("utf-8", "replace"))]  # headers of a log whose writer had other ideas
+        return [("", text.decode("utf-8", "replace"))]  # headers of a log that are not JSON
     return [(key, _meta_value(value)) for key, value in found.items()]
 
 
@@ -144,7 +143,7 @@ def _meta_value(value: object) -> str | None:
 
 
 def data_as_text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
-    """`data` as text, or BadInput that names the record that is none."""
+    """Return `data` as text. Raises BadInput that names a record which is not text."""
     try:
         return data.cast(_TEXT)
     except pa.ArrowInvalid:
@@ -160,7 +159,7 @@ def data_as_text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
 
 
 def gap_row(first: int, last: int | None, cause: str, topic: str, schema: pa.Schema) -> pa.RecordBatch:
-    """A row that stands for records that were lost."""
+    """Return the row of a gap."""
     values: Mapping[str, object] = {
         "topic": topic,
         "seq": first,
@@ -176,13 +175,13 @@ _MESSAGE_VALUE_CHARS: Final = 80
 
 
 class TypeMismatch(Exception):
-    """A value that is not of its type."""
+    """A value that does not have the type of its field."""
 
 
 def parse_json_columns(
     data: pa.Array, seqs: pa.Array, topic: str, fields: Sequence[StructField], schema: pa.Schema, *, rescue: bool
 ) -> ColumnArrays:
-    """The fields as columns of the types that `schema` gives them, and `_rescued` where it is asked for."""
+    """Parse fields into columns with the types of `schema`, and with `rescue` the column `_rescued`."""
     found = _parse_batch(data, fields, schema, rescue=rescue)
     return found if found is not None else _parse_records(data, seqs, topic, fields, schema, rescue=rescue)
 
@@ -190,10 +189,10 @@ def parse_json_columns(
 def _parse_batch(
     data: pa.Array, fields: Sequence[StructField], schema: pa.Schema, *, rescue: bool
 ) -> ColumnArrays | None:
-    """All records by one call; None where one of them needs a closer look."""
+    """Parse all records in one call; return None if one of them must be parsed by itself."""
     if not len(data) or data.null_count:
         return None
-    # One line, one object: only then are rows and records the same.
+    # One object per line: only then are rows and records the same.
     lines = pc.and_(pc.starts_with(data, b"{"), pc.ends_with(data, b"}"))
     if not pc.all(lines).as_py() or pc.any(pc.match_substring(data, b"\n")).as_py():
         return None
@@ -273,7 +272,7 @@ def _parse_object(value: bytes) -> dict[str, Any] | None:
 
 
 def _convert(value: Any, kind: DataType) -> Any:
-    """A JSON value as its type has it, or Misfit."""
+    """Convert a JSON value to a type. Raises TypeMismatch."""
     if value is None:
         return None
     match kind:
@@ -324,11 +323,11 @@ def _to_datetime(value: str, kind: DataType) -> date | datetime:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
-# ── which fields there are ────────────────────────────────────────────────────────────────────────
+# ── inference of fields ───────────────────────────────────────────────────────────────────────────
 
 
 def infer_fields(samples: Iterable[bytes]) -> StructType:
-    """The fields of some records: of those with two types the wider one, and text where nothing is."""
+    """Infer the fields of records: the wider of two types, and text for null."""
     found: DataType | None = None
     for sample in samples:
         value = _parse_object(sample)
@@ -343,7 +342,7 @@ def infer_fields(samples: Iterable[bytes]) -> StructType:
     made = []
     for field in found.fields:
         if field.name.lower() in taken or not field.name:
-            continue  # Spark ignores case: the second of two such fields goes into `_rescued`
+            continue  # Spark ignores case: the second of two such fields is in `_rescued`
         taken.add(field.name.lower())
         made.append(StructField(column_name(field.name), field.dataType))
     return StructType(made)

@@ -1,9 +1,9 @@
-"""Which records are wanted: conditions on topic, seq, ts, node and tag, all of which must hold.
+"""Filters on topic, seq, ts, node and tag: predicates that must all be true.
 
     seq >= 100 and ts < '2026-02-01T00:00:00Z' and topic in ('a', 'b') and tag like 'order-%' and node is not null
 
-One form for the option `where` and for what Spark pushes down. As in SQL a comparison with a missing value holds for
-no record, negated or not. A condition on seq, ts or topic also narrows what is read at all.
+The option `where` and the filters that Spark pushes down have the same form. As in SQL a comparison with null is never
+true, negated or not. A condition on seq, ts or topic also narrows the range that is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Predicate:
 
 
 class Bounds(NamedTuple):
-    """What a record must lie between, both ends included."""
+    """Bounds of a column, both included."""
 
     low: int = -_INT64_MAX
     high: int = _INT64_MAX
@@ -76,11 +76,11 @@ class RecordFilter:
         return found
 
     def without_topic(self) -> RecordFilter:
-        """What is left to be asked of each record once a topic was chosen."""
+        """Return the predicates that must be evaluated per record."""
         return RecordFilter(tuple(term for term in self.predicates if term.column != "topic"))
 
     def accepts_topic(self, topic: str) -> bool:
-        """Whether records of this topic can be wanted at all."""
+        """Whether records of this topic can match."""
         asked = RecordFilter(tuple(term for term in self.predicates if term.column == "topic"))
         found = asked.row_mask({"topic": pa.array([topic], pa.string())})
         return found is None or bool(found[0].as_py())
@@ -90,7 +90,7 @@ class RecordFilter:
         return frozenset(term.column for term in self.predicates)
 
     def row_mask(self, arrays: Mapping[str, pa.Array]) -> pa.Array | None:
-        """For each row whether it is wanted; None: all are."""
+        """Return for each row whether it matches; None if there are no predicates."""
         found: pa.Array | None = None
         for term in self.predicates:
             holds = pc.fill_null(_evaluate(term, arrays[term.column]), False)
@@ -139,7 +139,7 @@ def _evaluate_positive(predicate: Predicate, column: pa.Array) -> pa.Array:
 
 
 def parse_filter(name: str, text: str) -> RecordFilter:
-    """The conditions of a text, or BadInput that says where it stops making sense."""
+    """Parse the option `where`. Raises BadInput with the position of the syntax error."""
     tokens, at = [], 0
     while text[at:].strip():
         found = _TOKEN_RE.match(text, at)
@@ -170,7 +170,7 @@ class _Tokens:
         return _syntax_error(self._name, self._text, at)
 
     def take_if(self, *words: str) -> str | None:
-        """The next token, taken, if it is one of these."""
+        """Take and return the next token if it is one of these."""
         if self.is_done or self._tokens[self._at][0] == 1 or self._tokens[self._at][1].lower() not in words:
             return None
         self._at += 1
@@ -238,13 +238,12 @@ def _syntax_error(name: str, text: str, at: int) -> BadInput:
     return BadInput(
         f"option {name} is {text[:200]!r}: it cannot be understood at character {at + 1}; nothing was read. It is made "
         f"of conditions on {', '.join(FILTERABLE_COLUMNS)} (=, !=, <, <=, >, >=, in, like, is null) with `and` "
-        f"between them; "
-        "anything else can be asked of the DataFrame"
+        "between them; anything else can be asked of the DataFrame"
     )
 
 
 def _convert_value(column: str, value: object) -> Value:
-    """A value as its column has it; None: it cannot be one."""
+    """Convert a value to the type of its column; None if that is impossible."""
     if column == "seq":
         return value if type(value) is int and abs(value) <= _INT64_MAX else None
     if column != "ts":
@@ -279,7 +278,7 @@ _SPARK_FILTER_OPS: Final[dict[str, Op]] = {
 
 
 def from_spark_filter(spark_filter: object, columns: Iterable[str]) -> Predicate | None:
-    """A filter of Spark's as a condition; None where it is not one that is understood here."""
+    """Convert a filter of Spark to a predicate; None if it is not supported."""
     negated = type(spark_filter).__name__ == "Not"
     inner = getattr(spark_filter, "child", None) if negated else spark_filter
     op = _SPARK_FILTER_OPS.get(type(inner).__name__)

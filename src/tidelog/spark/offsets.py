@@ -1,11 +1,8 @@
-"""Offsets, as Spark keeps them: {"orders": {"epoch": 7, "seq": 42}}, the seq to be read next.
+"""Offsets in Spark's checkpoint: {"orders": {"epoch": 7, "seq": 42}}, the next seq to read; and the size of a batch.
 
-    start of a batch   included                    epoch   changes when a topic is dropped and made again, so that a
-    end of a batch     not included                        a recreated topic is distinguished from the old one
-
-A topic that an end names and a start does not has come since: it is read from its first record. Names are sorted,
-because Spark compares offsets as text. How much of what is there one batch takes (`admit`) depends on nothing but what
-is asked: offsets in, offsets out.
+The start of a batch is included, its end is not. The epoch distinguishes a topic that was dropped and created again
+from the old one. A topic that an end has and a start has not is new: it is read from its first record. Names are
+sorted, because Spark compares offsets as text. `admit_batch` has no state: offsets in, offsets out.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ def encode_offsets(positions: Mapping[str, Position]) -> dict[str, dict[str, int
 
 
 def decode_offsets(offsets: Any) -> Positions:
-    """The offsets of a checkpoint; None and {} are the beginning."""
+    """Decode the offsets of a checkpoint; None and {} are the beginning."""
     try:
         return {str(topic): Position(int(at["epoch"]), int(at["seq"])) for topic, at in (offsets or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -40,7 +37,7 @@ def decode_offsets(offsets: Any) -> Positions:
 
 
 class Pending(NamedTuple):
-    """What of one topic a batch may take: seqs [first, stop)."""
+    """Pending seqs [first, stop) of one topic."""
 
     topic: str
     first: int
@@ -53,8 +50,8 @@ class Pending(NamedTuple):
 
 
 def admit_batch(pending: list[Pending], rows_max: int | None, bytes_max: int | None) -> dict[str, int]:
-    """Where one batch ends, by topic. A topic gets a share of the limits in proportion to what it has; where anything
-    is pending, something is taken."""
+    """Return where one batch ends, by topic. Each topic gets a share of the limits in proportion to its pending seqs or
+    bytes. If anything is pending, the batch has at least one seq."""
     ends = {each.topic: each.stop for each in pending}
     if rows_max is not None:
         for each, share in _split_limit(pending, [each.seq_count for each in pending], rows_max):
@@ -70,7 +67,7 @@ def admit_batch(pending: list[Pending], rows_max: int | None, bytes_max: int | N
 
 
 def _split_limit(pending: list[Pending], sizes: list[int], limit: int) -> list[tuple[Pending, int]]:
-    """What each may take of `most`, in proportion to its size; what rounding leaves goes to the first ones."""
+    """Split a limit in proportion to sizes; the first topics get the rest of the rounding."""
     total = sum(sizes)
     if total <= limit:
         return list(zip(pending, sizes, strict=True))
@@ -84,7 +81,7 @@ def _split_limit(pending: list[Pending], sizes: list[int], limit: int) -> list[t
 
 
 def _last_seq_within(pending: Pending, stop: int, budget: int) -> int:
-    """The furthest seq up to `stop` whose bytes fit; by halves, because bytes rise with seqs."""
+    """Return the last seq up to `stop` whose bytes fit, by bisection."""
     low, high, origin = pending.first, stop, pending.bytes_before(pending.first)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,28 +1,27 @@
-"""What a reader may ask for. Every value is checked here, once, and nothing is ignored.
+"""Options of readers, and `OptionParser`, which readers and writers share. Every value is checked here, once.
 
-Rules, in order of authority:
-  1. A name that is not known is refused, with the nearest that is: a misspelt limit would read everything.
-  2. A value that cannot be meant is refused with the value in the message.
-  3. Two options that contradict each other are refused; which one was meant is not guessed.
-  4. What concerns only a stream is refused for a batch, and the other way round.
+  1. An unknown name is refused with the nearest known one: a misspelt limit would read everything.
+  2. An invalid value is refused, and the message shows it.
+  3. Two options that contradict each other are refused.
+  4. Options for streams are refused for a batch, and the other way round.
 
-Spark hands options over as text, names in lower case. Seqs follow the habit of Spark's Kafka source: a start is
-included, an end is not, -2 is the earliest and -1 the latest.
+Spark passes options as text and names in lower case. As in Spark's Kafka source, a starting seq is included, an ending
+seq is not, -2 is the earliest and -1 the latest.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
-from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
+from tidelog.addresses import SERVER_SCHEMES, Location, local_directory, scheme_of
 from tidelog.errors import BadInput
 from tidelog.spark.filters import RecordFilter, parse_filter
 from tidelog.spark.http_client import RETRY_TIMEOUT_MS
@@ -33,7 +32,7 @@ Payload: TypeAlias = Literal["bytes", "json", "infer"]
 CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal"]
 
 COLUMNS: Final = ("topic", "seq", "ts", "node", "tag", "meta", "data")
-IS_JSON: Final = "is_json"  # given where it is named: the columns above are what everybody gets
+IS_JSON: Final = "is_json"  # only where it is named; the columns above are the default
 GAP: Final = "gap"
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -42,12 +41,11 @@ _MESSAGE_VALUE_CHARS: Final = 80
 _SEQ_MAX: Final = (1 << 63) - 1
 _BYTE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading starts or ends: at a place common to all topics, seq by seq, at a time, or where a group stands."""
+    """Where reading starts or ends: the same for all topics, a seq per topic, a time, or the position of a group."""
 
     default: int = EARLIEST  # EARLIEST or LATEST
     seqs: tuple[tuple[str, int], ...] = ()
@@ -55,15 +53,13 @@ class Bound:
     group: str | None = None
 
     def seq_for(self, topic: str) -> int:
-        """The seq for a topic, or EARLIEST or LATEST."""
+        """Return the seq for a topic, or EARLIEST or LATEST."""
         return dict(self.seqs).get(topic, self.default)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    path: str | None
-    server: str | None
-    key: str | None = field(repr=False)
+    location: Location
     codec: CodecName
     subscribe: tuple[str, ...]
     pattern: str | None
@@ -86,21 +82,11 @@ class Options:
     is_strong: bool
 
     @property
-    def location(self) -> str:
-        """What is read, for messages."""
-        return self.path or self.server or ""
-
-    @property
-    def is_object_store(self) -> bool:
-        """Whether `path` is the address of an object store, and not a directory."""
-        return self.path is not None and scheme_of(self.path) is not None
-
-    @property
     def emits_gaps(self) -> bool:
         return self.on_gap == "emit"
 
     def for_batch(self) -> Options:
-        """Themselves, after refusing what only a stream can do."""
+        """Return these options. Raises BadInput for an option of streams."""
         only = {
             "maxOffsetsPerTrigger": self.rows_max,
             "maxBytesPerTrigger": self.bytes_max,
@@ -111,6 +97,7 @@ class Options:
         return self
 
     def for_stream(self) -> Options:
+        """Return these options. Raises BadInput for an option of batches."""
         _reject_given(
             {"endingOffsets or endingTimestamp": self.end},
             "a stream has no end; leave it out, or read a batch",
@@ -124,178 +111,223 @@ def _reject_given(given: Mapping[str, object], reason: str) -> None:
             raise BadInput(f"option {name}: {reason}; nothing was read")
 
 
-# ── one value each ────────────────────────────────────────────────────────────────────────────────
+# ── values ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _invalid_option(name: str, value: str, expected: str) -> BadInput:
-    shown = repr(value) if len(value) <= _MESSAGE_VALUE_CHARS else f"{value[:_MESSAGE_VALUE_CHARS]!r} and more"
-    return BadInput(f"option {name} is {shown}, it must be {expected}; nothing was read")
+class OptionValue(NamedTuple):
+    """A given option. `undone` is the part of an error message that says that nothing was read or written."""
+
+    name: str
+    text: str
+    undone: str
+
+    def invalid(self, expected: str) -> BadInput:
+        text = self.text
+        shown = repr(text) if len(text) <= _MESSAGE_VALUE_CHARS else f"{text[:_MESSAGE_VALUE_CHARS]!r} and more"
+        return BadInput(f"option {self.name} is {shown}, it must be {expected}; {self.undone}")
 
 
-def _parse_choice(*choices: str) -> Callable[[str, str], Any]:
-    def parse_value(name: str, value: str) -> str:
-        if value.lower() not in choices:
-            raise _invalid_option(name, value, f"one of {', '.join(choices)}")
-        return value.lower()
+ValueParser: TypeAlias = Callable[[OptionValue], Any]
+
+
+def parse_choice(*choices: str) -> ValueParser:
+    def parse_value(value: OptionValue) -> str:
+        if value.text.lower() not in choices:
+            raise value.invalid(f"one of {', '.join(choices)}")
+        return value.text.lower()
 
     return parse_value
 
 
-def _parse_bool(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise _invalid_option(name, value, "true or false")
-    return value.lower() == "true"
+def _parse_bool(value: OptionValue) -> bool:
+    if value.text.lower() not in ("true", "false"):
+        raise value.invalid("true or false")
+    return value.text.lower() == "true"
 
 
-def _parse_count(name: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", value) or not int(value):
-        raise _invalid_option(name, value, "a whole number from 1")
-    return int(value)
+def _parse_count(value: OptionValue) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value.text) or not int(value.text):
+        raise value.invalid("a whole number from 1")
+    return int(value.text)
 
 
-def _parse_bytes(name: str, value: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)i?b?", value.lower())
-    if not found or not int(found[1]):
-        raise _invalid_option(name, value, "a number of bytes from 1, such as 33554432 or 32m")
-    return int(found[1]) * _BYTE_UNITS[found[2]]
+def _parse_bytes(value: OptionValue) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)i?b?", value.text.lower())
+    if not match or not int(match[1]):
+        raise value.invalid("a number of bytes from 1, such as 33554432 or 32m")
+    return int(match[1]) * _BYTE_UNITS[match[2]]
 
 
-def parse_duration_ms(name: str, value: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,12})\s*(ms|s|m|h)", value.lower())
-    if not found:
-        raise _invalid_option(name, value, "a time such as 500ms, 30s, 15m or 1h")
-    return int(found[1]) * _DURATION_UNITS_MS[found[2]]
+def _parse_duration_ms(value: OptionValue) -> int:
+    match = re.fullmatch(r"([0-9]{1,12})\s*(ms|s|m|h)", value.text.lower())
+    if not match:
+        raise value.invalid("a time such as 500ms, 30s, 15m or 1h")
+    return int(match[1]) * _DURATION_UNITS_MS[match[2]]
 
 
-def _parse_names(name: str, value: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in value.split(","))
-    if not all(found):
-        raise _invalid_option(name, value, "a list of names with commas between them")
-    if len(set(found)) < len(found):
-        raise _invalid_option(name, value, "a list in which nothing is named twice")
-    return found
+def _parse_names(value: OptionValue) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.text.split(","))
+    if not all(names):
+        raise value.invalid("a list of names with commas between them")
+    if len(set(names)) < len(names):
+        raise value.invalid("a list in which nothing is named twice")
+    return names
 
 
-def _parse_pattern(name: str, value: str) -> str:
+def _parse_pattern(value: OptionValue) -> str:
     try:
-        re.compile(value)
+        re.compile(value.text)
     except re.error as error:
-        raise _invalid_option(name, value, f"a regular expression ({error})") from None
-    return value
+        raise value.invalid(f"a regular expression ({error})") from None
+    return value.text
 
 
-def _parse_text(name: str, value: str) -> str:
-    if not value.strip():
-        raise _invalid_option(name, value, "a text that is not empty")
-    return value.strip()
+def parse_text(value: OptionValue) -> str:
+    if not value.text.strip():
+        raise value.invalid("a text that is not empty")
+    return value.text.strip()
 
 
-def _parse_path(name: str, value: str) -> str:
-    """A directory, or the address of an object store as it is."""
-    value = _parse_text(name, value)
-    scheme = scheme_of(value)
-    if scheme in SERVER_SCHEMES:
-        raise _invalid_option(name, value, "a directory or an object store; a server is named by the option server")
-    return value if scheme not in (None, "file") else local_directory(value, f"option {name}", "nothing was read")
+def parse_directory(value: OptionValue) -> str:
+    """Return the path of a directory, which may be given as a `file:` address."""
+    text = parse_text(value)
+    if scheme_of(text) in SERVER_SCHEMES:
+        raise value.invalid("a directory; a server is named by the option server")
+    return local_directory(text, f"option {value.name}", value.undone)
 
 
-def parse_server_address(name: str, value: str) -> str:
-    value = value.strip().rstrip("/")
+def _parse_directory_or_store(value: OptionValue) -> str:
+    """Return the path of a directory, or the address of an object store as it is given."""
+    text = parse_text(value)
+    if scheme_of(text) in SERVER_SCHEMES:
+        raise value.invalid("a directory or an object store; a server is named by the option server")
+    return text if scheme_of(text) not in (None, "file") else parse_directory(value)
+
+
+def _parse_server(value: OptionValue) -> str:
+    value = value._replace(text=value.text.strip().rstrip("/"))
     try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+        parts = urlsplit(value.text)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
     except ValueError:
-        good = None
-    if not good:
-        raise _invalid_option(name, value, "an address such as http://127.0.0.1:8080")
-    return value
+        is_valid = None
+    if not is_valid:
+        raise value.invalid("an address such as http://127.0.0.1:8080")
+    return value.text
 
 
-def parse_timestamp_ms(name: str, value: str) -> int:
-    """Milliseconds since the epoch, from those or from ISO 8601 with a time zone."""
-    if re.fullmatch(r"[0-9]{1,15}", value):
-        return int(value)
+def _parse_timestamp_ms(value: OptionValue) -> int:
+    """Return milliseconds since the epoch, from those or from ISO 8601 with a time zone."""
+    if re.fullmatch(r"[0-9]{1,15}", value.text):
+        return int(value.text)
     try:
-        found = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value.text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise _invalid_option(name, value, "milliseconds since the epoch, or a time such as 2026-01-31T12:00:00Z")
-    since = found - datetime(1970, 1, 1, tzinfo=UTC)
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise value.invalid("milliseconds since the epoch, or a time such as 2026-01-31T12:00:00Z")
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400_000) + since.seconds * 1000 + since.microseconds // 1000
 
 
-def _parse_bound(name: str, value: str) -> Bound:
-    if value.lower() in ("earliest", "latest"):
-        return Bound(EARLIEST if value.lower() == "earliest" else LATEST)
-    if value.startswith("group:"):
-        if not value.removeprefix("group:").strip():
-            raise _invalid_option(name, value, "group: and the name of a group")
-        return Bound(group=value.removeprefix("group:").strip())
-    must = 'earliest, latest, group:<name>, or seqs by topic such as {"orders": 42}'
+def _parse_bound(value: OptionValue) -> Bound:
+    word = value.text.lower()
+    if word in ("earliest", "latest"):
+        return Bound(EARLIEST if word == "earliest" else LATEST)
+    if value.text.startswith("group:"):
+        if not value.text.removeprefix("group:").strip():
+            raise value.invalid("group: and the name of a group")
+        return Bound(group=value.text.removeprefix("group:").strip())
     try:
-        found = msgspec.json.decode(value)
+        seqs = msgspec.json.decode(value.text)
     except msgspec.DecodeError:
-        raise _invalid_option(name, value, must) from None
-    if not isinstance(found, dict) or not found:
-        raise _invalid_option(name, value, must)
-    return Bound(seqs=tuple(sorted((topic, _parse_seq(name, value, seq)) for topic, seq in found.items())))
+        seqs = None
+    if not isinstance(seqs, dict) or not seqs:
+        raise value.invalid('earliest, latest, group:<name>, or seqs by topic such as {"orders": 42}')
+    return Bound(seqs=tuple(sorted((topic, _parse_seq(value, seq)) for topic, seq in seqs.items())))
 
 
-def _parse_seq(name: str, value: str, seq: object) -> int:
+def _parse_seq(value: OptionValue, seq: object) -> int:
     if isinstance(seq, dict):
         seq = seq.get("seq")
     if type(seq) is not int or not EARLIEST <= seq <= _SEQ_MAX:
-        raise _invalid_option(name, value, "a seq for each topic, from 0, or -2 for the earliest and -1 for the latest")
+        raise value.invalid("a seq for each topic, from 0, or -2 for the earliest and -1 for the latest")
     return seq
 
 
-_PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _parse_path,
-    "server": parse_server_address,
-    "key": _parse_text,
-    "codec": _parse_choice(*get_args(CodecName)),
+class OptionParser:
+    """Parses the options of a reader or a writer.
+
+    Args:
+        parsers: the options besides the location, by name.
+        verb: "read" or "written": what an error message says was not done.
+        parse_path: the parser of the option path.
+    """
+
+    def __init__(self, parsers: Mapping[str, ValueParser], verb: str, parse_path: ValueParser) -> None:
+        self._undone = f"nothing was {verb}"
+        shared = {"path": parse_path, "server": _parse_server, "key": parse_text, "retryTimeout": _parse_duration_ms}
+        self._parsers = {**shared, **parsers}
+        self.names = tuple(self._parsers)
+
+    def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the parsed values by name, with `location` and `retryTimeout`. Raises BadInput that names the wrong
+        option."""
+        known = {name.lower(): name for name in self.names}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if name.lower() not in known:
+                near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+                raise BadInput(
+                    f"there is no option {name[:_MESSAGE_VALUE_CHARS]!r}; {self._undone}, did you mean {known[near]}?"
+                )
+            full = known[name.lower()]
+            values[full] = self._parsers[full](OptionValue(full, str(value), self._undone))
+        if ("path" in values) == ("server" in values):
+            both = "both are given" if "path" in values else "neither is given"
+            raise BadInput(f"options path and server: {both}; {self._undone}, name a directory or a server")
+        for name in ("key", "retryTimeout"):
+            if name in values and "path" in values:
+                raise BadInput(f"option {name}: it is for a server, and path is given; {self._undone}, leave it out")
+        values["location"] = Location(values.get("path") or values["server"], values.get("key"))
+        values.setdefault("retryTimeout", RETRY_TIMEOUT_MS)
+        return values
+
+
+_PARSERS: Final[dict[str, ValueParser]] = {
+    "codec": parse_choice(*get_args(CodecName)),
     "subscribe": _parse_names,
     "subscribePattern": _parse_pattern,
     "startingOffsets": _parse_bound,
     "endingOffsets": _parse_bound,
-    "startingTimestamp": parse_timestamp_ms,
-    "endingTimestamp": parse_timestamp_ms,
-    "onTimestampMiss": _parse_choice(*get_args(OnTimestampMiss)),
-    "group": _parse_text,
+    "startingTimestamp": _parse_timestamp_ms,
+    "endingTimestamp": _parse_timestamp_ms,
+    "onTimestampMiss": parse_choice(*get_args(OnTimestampMiss)),
+    "group": parse_text,
     "maxOffsetsPerTrigger": _parse_count,
     "maxBytesPerTrigger": _parse_bytes,
     "minOffsetsPerTrigger": _parse_count,
-    "maxTriggerDelay": parse_duration_ms,
+    "maxTriggerDelay": _parse_duration_ms,
     "minPartitions": _parse_count,
     "splitBytes": _parse_bytes,
     "failOnDataLoss": _parse_bool,
-    "onGap": _parse_choice(*get_args(OnGap)),
+    "onGap": parse_choice(*get_args(OnGap)),
     "includeGaps": _parse_bool,
     "columns": _parse_names,
-    "where": parse_filter,
+    "where": lambda value: parse_filter(value.name, value.text),
     "verify": _parse_bool,
-    "payload": _parse_choice(*get_args(Payload)),
-    "retryTimeout": parse_duration_ms,
-    "consistency": _parse_choice("eventual", "strong"),
+    "payload": parse_choice(*get_args(Payload)),
+    "consistency": parse_choice("eventual", "strong"),
 }
-OPTION_NAMES: Final = tuple(_PARSERS)
+_OPTIONS: Final = OptionParser(_PARSERS, "read", _parse_directory_or_store)
+OPTION_NAMES: Final = _OPTIONS.names
 _MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """The options of a reader, or BadInput that names the one that is wrong."""
-    known = {name.lower(): name for name in OPTION_NAMES}
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if name.lower() not in known:
-            near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-            raise BadInput(
-                f"there is no option {name[:_MESSAGE_VALUE_CHARS]!r}; nothing was read, did you mean {known[near]}?"
-            )
-        full = known[name.lower()]
-        found[full] = _PARSERS[full](full, str(value))
-    _check_location(found)
+    """Parse the options of a reader. Raises BadInput that names the wrong one."""
+    found = _OPTIONS.parse(given)
+    _check_consistent(found)
     on_gap = _resolve_on_gap(found)
     payload: Payload = found.get("payload", "bytes")
     columns = found.get("columns")
@@ -306,9 +338,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
             "option maxTriggerDelay: it bounds how long minOffsetsPerTrigger may wait; nothing was read, give both"
         )
     return Options(
-        path=found.get("path"),
-        server=found.get("server"),
-        key=found.get("key"),
+        location=found["location"],
         codec=found.get("codec", "tide"),
         subscribe=found.get("subscribe", ()),
         pattern=found.get("subscribePattern"),
@@ -327,24 +357,17 @@ def parse_options(given: Mapping[str, str]) -> Options:
         where=found.get("where", RecordFilter()),
         verify=found.get("verify", True),
         payload=payload,
-        retry_ms=found.get("retryTimeout", RETRY_TIMEOUT_MS),
+        retry_ms=found["retryTimeout"],
         is_strong=found.get("consistency") == "strong",
     )
 
 
-def _check_location(found: Mapping[str, Any]) -> None:
-    if ("path" in found) == ("server" in found):
-        given = "both are given" if "path" in found else "neither is given"
-        raise BadInput(f"options path and server: {given}; nothing was read, name a directory or a server")
+def _check_consistent(found: Mapping[str, Any]) -> None:
     if found.get("consistency") == "strong" and found.get("codec", "tide") != "tide":
         raise BadInput(
             f"option consistency is 'strong': it is for topics, and codec is {found['codec']!r}; nothing was read, "
             "leave it out"
         )
-    if "key" in found and "path" in found:
-        raise BadInput("option key: it is for a server, and path is given; nothing was read, leave it out")
-    if "retryTimeout" in found and "path" in found:
-        raise BadInput("option retryTimeout: it is for a server, and path is given; nothing was read, leave it out")
     if "server" in found and found.get("codec", "tide") != "tide":
         raise BadInput(f"option codec is {found['codec']!r}: a server has topics; nothing was read, read by path")
     if "subscribe" in found and "subscribePattern" in found:

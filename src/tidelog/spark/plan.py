@@ -1,21 +1,21 @@
-"""Plan a read: from a range of seqs to tasks, on the driver, from one snapshot.
+"""Plan a read on the driver: from ranges of seqs to tasks, from one snapshot.
 
     range     [first ······ floor ······ earliest ── seg ── seg ──  ── seg ── tail ── stop)
-               └ lost: a gap  └ deleted: counted                 └ never there: counted
+               └ lost: a gap  └ deleted: counted                 └ never written: counted
 
-Every seq of the range is accounted for once: in a range that a task reads, or in the counts that the first task gets.
-What was lost involuntarily stops the query here, before anything was read, unless it may be emitted or skipped.
-Conditions on topic, seq and ts make the range smaller before it is cut; what that leaves out is filtered.
+Every seq of the range is accounted for once: in a range of a task, or in the counts of the first task. Evicted and
+expired records raise GapFound here, before anything is read, unless gaps are emitted or skipped. Conditions on topic,
+seq and ts narrow the range first; the rest is counted as filtered.
 
-Bytes into tasks: everything to be read is concatenated and cut at equal distances.
+All bytes to read are concatenated and split at equal distances:
 
     topic a                       topic b            tail
-    ├────────┬────────┬───┬───────┼──┬──┬──┬──┬──┬───┼────┤        segments: large ones are cut, small ones packed
-    ╎            ╎           ╎           ╎           ╎    ╎        cuts, moved to where a frame begins
+    ├────────┬────────┬───┬───────┼──┬──┬──┬──┬──┬───┼────┤        segments: large ones are split, small ones packed
+    ╎            ╎           ╎           ╎           ╎    ╎        splits, moved to the start of a frame
 
-So one topic with one writer fills every core as evenly as many topics do, and rows stay in order inside a task.
-How many tasks: what `splitBytes` asks for, and no fewer than `minPartitions`; by default no fewer than
-processors either, unless a task would have less than `MIN_TASK_BYTES` to read.
+So one topic uses all cores as evenly as many topics do, and rows stay in order inside a task. The number of tasks
+follows `splitBytes` and is at least `minPartitions`; by default it is at least the number of processors, unless a task
+would read less than `MIN_TASK_BYTES`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidelog.spark.backends.interface import (
     pack_mask,
 )
 from tidelog.spark.filters import Bounds, RecordFilter
-from tidelog.spark.groups import group_store as groups_of
+from tidelog.spark.groups import group_store
 from tidelog.spark.options import EARLIEST, LATEST, Bound, Options
 
 MIN_TASK_BYTES: Final = 1 << 20
@@ -69,7 +69,7 @@ class Slice(NamedTuple):
 
 
 def count_tasks(total_bytes: int, *, split_bytes: int, min_tasks: int | None, processors: int) -> int:
-    """How many tasks so many bytes are read by."""
+    """Return the number of tasks for `total_bytes`."""
     asked = -(-total_bytes // split_bytes)
     if min_tasks is None:
         min_tasks = min(processors, -(-total_bytes // MIN_TASK_BYTES))
@@ -106,7 +106,7 @@ def split_ranges(ranges: Sequence[SizedRange], count: int) -> list[list[Slice]]:
 
 
 def _cut_near(sized_range: SizedRange, first: int, offset: int) -> int:
-    """Return the cut nearest to a byte: the start of a frame."""
+    """Return the start of a frame nearest to a byte."""
     later = bisect_left(range(first, sized_range.stop), offset, key=sized_range.offset_of) + first
     if later >= sized_range.stop:
         return sized_range.stop
@@ -122,47 +122,48 @@ _TIMESTAMP_MS_MAX = 1 << 52
 
 
 class TopicRange(NamedTuple):
-    """Seqs [first, stop) of a topic; `lost` is what is known to be gone whatever the files say."""
+    """Seqs [first, stop) of a topic. `gap`: a loss that the snapshot does not show, as of a recreated topic."""
 
     snapshot: TopicSnapshot
     first: int
     stop: int
     gap: TopicGap | None = None
-    is_gone: bool = False  # nothing of it can be there
+    is_gone: bool = False  # no record can be read
 
 
-# ── which topics, which seqs ──────────────────────────────────────────────────────────────────────
+# ── topics and seqs ───────────────────────────────────────────────────────────────────────────────
 
 
 def resolve_topics(backend: Backend, options: Options) -> list[str]:
-    """The topics that are subscribed to, sorted. One that is named has to be there."""
-    there = backend.names()
+    """Return the subscribed topics, sorted. Raises TopicNotFound for a named topic that does not exist."""
+    existing = backend.names()
     if options.pattern is not None:
         wanted = re.compile(options.pattern)
-        return sorted(name for name in there if wanted.fullmatch(name))
+        return sorted(name for name in existing if wanted.fullmatch(name))
     if not options.subscribe:
-        return sorted(there)
+        return sorted(existing)
     found: list[str] = []
     for name in options.subscribe:
-        mine = [each for each in there if each == name or (options.codec != "tide" and each.startswith(f"{name}/"))]
-        if not mine:
-            near = get_close_matches(name, there, n=1)
+        prefix = name if options.codec == "tide" else f"{name}/"
+        matching = [each for each in existing if each == name or (prefix != name and each.startswith(prefix))]
+        if not matching:
+            near = get_close_matches(name, existing, n=1)
             error = TopicNotFound(name)
             hint = f", did you mean {near[0]!r}?" if near else ""
             error.args = (
                 f"option subscribe: there is no topic {name!r} in {options.location}; nothing was read{hint}",
             )
             raise error
-        found += mine
+        found += matching
     return sorted(found)
 
 
 def start_seq(backend: Backend, options: Options, snapshot: TopicSnapshot, *, default: int) -> int:
-    """The first seq to read of a topic."""
+    """Return the first seq to read of a topic."""
     bound = options.start or Bound(default)
     if bound.group is not None:
-        stands = groups_of(backend, "startingOffsets", bound.group).fetch(bound.group, snapshot.topic)
-        return max(snapshot.evict_floor, snapshot.first_seq) if stands is None else stands
+        next_seq = group_store(backend, "startingOffsets", bound.group).fetch(bound.group, snapshot.topic)
+        return max(snapshot.evict_floor, snapshot.first_seq) if next_seq is None else next_seq
     if bound.time_ms is not None:
         return _start_from_time(backend, options, snapshot, bound.time_ms)
     seq = bound.seq_for(snapshot.topic)
@@ -181,21 +182,20 @@ def _start_from_time(backend: Backend, options: Options, snapshot: TopicSnapshot
             return snapshot.next_seq
         raise BadInput(
             f"option startingTimestamp is {time_ms}: {snapshot.topic} has no record that late; nothing was read, give "
-            f"an "
-            "earlier time, or onTimestampMiss=latest to start after the last record"
+            "an earlier time, or onTimestampMiss=latest to start after the last record"
         )
-    # Where the first record that is left is the answer, records that were lost may have been in the window as well.
+    # If the first remaining record is the result, lost records may have been in the time range as well.
     return snapshot.first_seq if seq <= max(snapshot.earliest_seq, snapshot.evict_floor) else seq
 
 
 def end_seq(backend: Backend, options: Options, snapshot: TopicSnapshot) -> int:
-    """One past the last seq to read of a topic."""
+    """Return the seq after the last one to read of a topic."""
     bound = options.end
     if bound is None:
         return snapshot.next_seq
     if bound.group is not None:
-        stands = groups_of(backend, "endingOffsets", bound.group).fetch(bound.group, snapshot.topic)
-        return snapshot.next_seq if stands is None else stands
+        next_seq = group_store(backend, "endingOffsets", bound.group).fetch(bound.group, snapshot.topic)
+        return snapshot.next_seq if next_seq is None else next_seq
     if bound.time_ms is not None:
         return min(backend.seek(snapshot.topic, bound.time_ms), snapshot.next_seq)
     seq = dict(bound.seqs).get(snapshot.topic, LATEST)
@@ -211,13 +211,12 @@ def _check_not_past_end(option: str, snapshot: TopicSnapshot, seq: int) -> None:
     if seq > snapshot.next_seq:
         raise BadInput(
             f"option {option} is {seq} for {snapshot.topic}, whose last record is {snapshot.next_seq - 1}; nothing "
-            f"was read, "
-            f"give at most {snapshot.next_seq}"
+            f"was read, give at most {snapshot.next_seq}"
         )
 
 
 def check_topics_subscribed(bound: Bound | None, option: str, names: Iterable[str]) -> None:
-    """Seqs are given for topics that are read."""
+    """Raise BadInput for seqs of a topic that is not read."""
     for topic, _ in () if bound is None else bound.seqs:
         if topic not in names:
             raise BadInput(f"option {option} names {topic!r}, which is not subscribed to; nothing was read")
@@ -226,16 +225,15 @@ def check_topics_subscribed(bound: Bound | None, option: str, names: Iterable[st
 def check_group_exists(
     backend: Backend, bound: Bound | None, option: str, options: Options, names: Sequence[str]
 ) -> None:
-    """A group that is named is there, in one of the topics at least; unless the query itself is about to make it."""
+    """Raise BadInput if a named group exists in none of the topics, unless the query itself creates it."""
     group = None if bound is None else bound.group
     if group is None or group == options.group:
         return
-    kept = groups_of(backend, option, group)
-    if all(kept.fetch(group, name) is None for name in names):
+    store = group_store(backend, option, group)
+    if all(store.fetch(group, name) is None for name in names):
         raise BadInput(
             f"option {option}: {', '.join(names)} of {options.location} has no group {group!r}; nothing was read, "
-            f"look at "
-            f"the name again, start at the earliest, or give group={group} as well and the query makes it"
+            f"look at the name again, start at the earliest, or give group={group} as well and the query makes it"
         )
 
 
@@ -247,17 +245,17 @@ def batch_ranges(backend: Backend, options: Options) -> list[TopicRange]:
     check_topics_subscribed(options.end, "endingOffsets", names)
     found = []
     for name in names:
-        sight = backend.snapshot(name)
-        if sight is None:
+        snapshot = backend.snapshot(name)
+        if snapshot is None:
             raise TopicNotFound(name)
-        first = start_seq(backend, options, sight, default=EARLIEST)
-        stop = end_seq(backend, options, sight)
+        first = start_seq(backend, options, snapshot, default=EARLIEST)
+        stop = end_seq(backend, options, snapshot)
         if stop < first and (options.start is not None and options.end is not None):
             raise BadInput(
                 f"{name}: the range ends at {stop}, before it starts at {first}; nothing was read, look at "
                 "startingOffsets and endingOffsets"
             )
-        found.append(TopicRange(sight, first, max(stop, first)))
+        found.append(TopicRange(snapshot, first, max(stop, first)))
     return found
 
 
@@ -279,10 +277,10 @@ class _PlanBuilder:
 def plan_tasks(
     backend: Backend, options: Options, ranges: Sequence[TopicRange], record_filter: RecordFilter
 ) -> list[ReadTask]:
-    """The tasks that read these ranges. At least one, which may have nothing to do."""
+    """Return the tasks that read these ranges: at least one, which may be empty."""
     builder = _PlanBuilder()
-    for each in ranges:
-        _plan_range(backend, options, record_filter, each, builder)
+    for topic_range in ranges:
+        _plan_range(backend, options, record_filter, topic_range, builder)
     total = sum(sized_range.size for sized_range in builder.ranges)
     count = count_tasks(
         total, split_bytes=options.split_bytes, min_tasks=options.partitions_min, processors=processor_count()
@@ -304,7 +302,7 @@ def plan_tasks(
 
 
 def raise_on_gap(options: Options, gap: TopicGap | None) -> None:
-    """Raise if requested records were lost."""
+    """Raise GapFound for lost records, if onGap is fail."""
     if gap is not None and options.on_gap == "fail":
         raise gap.to_error()
 
@@ -312,33 +310,33 @@ def raise_on_gap(options: Options, gap: TopicGap | None) -> None:
 def _plan_range(
     backend: Backend, options: Options, record_filter: RecordFilter, topic_range: TopicRange, builder: _PlanBuilder
 ) -> None:
-    sight, first, stop = topic_range.snapshot, topic_range.first, topic_range.stop
+    snapshot, first, stop = topic_range.snapshot, topic_range.first, topic_range.stop
     if topic_range.gap is not None:
         raise_on_gap(options, topic_range.gap)
         builder.gaps.append(topic_range.gap)
     if topic_range.is_gone:
         builder.counts += Counts(evicted=stop - first)
         return
-    if not record_filter.accepts_topic(sight.topic):
+    if not record_filter.accepts_topic(snapshot.topic):
         builder.counts += Counts(filtered=stop - first)
         return
     begin, end = _clip_to_bounds(record_filter.bounds("seq"), first, stop)
     builder.counts += Counts(filtered=(stop - first) - (end - begin))
-    if begin < min(sight.evict_floor, end):
-        lost = backend.gap_before(sight.topic, begin)
-        if lost is not None:
-            lost = replace(lost, last=min(lost.last, end - 1))
-            raise_on_gap(options, lost)
-            builder.gaps.append(lost)
-        until = min(sight.evict_floor, end)
-        builder.counts += backend.account_missing(sight.topic, begin, until)[0]
+    if begin < min(snapshot.evict_floor, end):
+        gap = backend.gap_before(snapshot.topic, begin)
+        if gap is not None:
+            gap = gap.clip(end)
+            raise_on_gap(options, gap)
+            builder.gaps.append(gap)
+        until = min(snapshot.evict_floor, end)
+        builder.counts += backend.account_missing(snapshot.topic, begin, until)[0]
         begin = until
     times = record_filter.bounds("ts")
     if backend.has_timestamps and begin < end and times != Bounds():
-        low, high = _clip_to_times(backend, sight, times, begin, end)
+        low, high = _clip_to_times(backend, snapshot, times, begin, end)
         builder.counts += Counts(filtered=(end - begin) - (high - low))
         begin, end = low, high
-    _add_readable(backend, options, sight, begin, end, builder)
+    _add_readable(backend, options, snapshot, begin, end, builder)
 
 
 def _clip_to_bounds(bounds: Bounds, first: int, stop: int) -> tuple[int, int]:
@@ -347,7 +345,7 @@ def _clip_to_bounds(bounds: Bounds, first: int, stop: int) -> tuple[int, int]:
 
 
 def _clip_to_times(backend: Backend, snapshot: TopicSnapshot, times: Bounds, first: int, stop: int) -> tuple[int, int]:
-    """The seqs whose records may be of these times: time never falls from one record to the next."""
+    """Return the seqs that may have these times: times never decrease from one record to the next."""
     low, high = times.low // 1000, times.high // 1000 + 1
     begin = first if low <= 0 else min(max(backend.seek(snapshot.topic, min(low, _TIMESTAMP_MS_MAX)), first), stop)
     end = stop if high > _TIMESTAMP_MS_MAX else min(backend.seek(snapshot.topic, max(high, 0)), stop)
@@ -357,7 +355,7 @@ def _clip_to_times(backend: Backend, snapshot: TopicSnapshot, times: Bounds, fir
 def _add_readable(
     backend: Backend, options: Options, snapshot: TopicSnapshot, begin: int, end: int, builder: _PlanBuilder
 ) -> None:
-    """Add the readable ranges, and count what is between: deleted, never written, or lost at the source of a
+    """Add the readable ranges, and count the seqs between them: deleted, never written, or lost at the source of a
     router."""
     at = begin
 
@@ -365,11 +363,11 @@ def _add_readable(
         nonlocal at
         stop = min(seq, end)
         if at < stop:
-            counts, losses = backend.account_missing(snapshot.topic, at, stop)
+            counts, gaps = backend.account_missing(snapshot.topic, at, stop)
             builder.counts += counts
-            for lost in losses:
-                if lost.first < stop and lost.last >= at:
-                    clipped = replace(lost, first=max(lost.first, at), last=min(lost.last, stop - 1))
+            for gap in gaps:
+                if gap.first < stop and gap.last >= at:
+                    clipped = replace(gap, first=max(gap.first, at), last=min(gap.last, stop - 1))
                     raise_on_gap(options, clipped)
                     builder.gaps.append(clipped)
         at = max(at, min(seq, end))
@@ -391,21 +389,21 @@ def _build_ranges(
     backend: Backend, options: Options, builder: _PlanBuilder, slices: Sequence[Slice], *, inline: bool
 ) -> list[ReadRange]:
     found = []
-    for piece in slices:
-        sight, segment = builder.sources[piece.range_index]
-        tasks = ReadRange(sight.topic, sight.epoch, piece.first, piece.stop, piece.size)
+    for part in slices:
+        snapshot, segment = builder.sources[part.range_index]
+        read_range = ReadRange(snapshot.topic, snapshot.epoch, part.first, part.stop, part.size)
         if segment is not None:
-            dead: BoolArray | None = segment.load_deleted()
-            if dead is not None:
-                dead = dead[piece.first - segment.base : piece.stop - segment.base]
+            deleted: BoolArray | None = segment.load_deleted()
+            if deleted is not None:
+                deleted = deleted[part.first - segment.base : part.stop - segment.base]
             file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed)
-            tasks = replace(tasks, file=file, deleted_bits=pack_mask(dead))
+            read_range = replace(read_range, file=file, deleted_bits=pack_mask(deleted))
         elif inline:
-            records = backend.read_tail_inline(sight.topic, piece.first, piece.stop)
+            records = backend.read_tail_inline(snapshot.topic, part.first, part.stop)
             if records is not None:
-                for lost in records.gaps:
-                    raise_on_gap(options, lost)
+                for gap in records.gaps:
+                    raise_on_gap(options, gap)
                 builder.gaps += records.gaps
-                tasks = replace(tasks, inline_records=records.arrow_stream, inline_counts=records.counts)
-        found.append(tasks)
+                read_range = replace(read_range, inline_records=records.arrow_stream, inline_counts=records.counts)
+        found.append(read_range)
     return found

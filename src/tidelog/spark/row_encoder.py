@@ -1,20 +1,24 @@
-"""Rows of a DataFrame → records as columns of bytes, by topic.
+"""Encode rows of a DataFrame as records, in columns of bytes, by topic; and fingerprint the rows of a batch.
 
-    data    binary: as it is · string: its UTF-8 · struct: its JSON        topic   where no option names one
-    meta    map: as a JSON object                                          ts      kept in meta, under "ts", where that
-    tag, node    text                                                              has none: a record's own time is that
-    seq     not taken over: records are numbered anew                              of its commit
-    is_json      which rows are JSON and which are bytes, where no option says it of all of them
+    data         binary: unchanged · string: UTF-8 · struct: JSON
+    topic        the topic, if no option names one
+    meta         map: as a JSON object
+    ts           stored in meta under "ts", unless meta has one: a record's own time is that of its commit
+    tag, node    text
+    seq          ignored: records get new seqs
+    is_json      which rows are JSON and which are bytes, if no option says it for all
 
-Only a struct costs a Python object a row; `to_json` in the DataFrame does the same without.
+Only a struct needs a Python object per row; `to_json` in the DataFrame does the same without.
 
-What is in a batch, in two words that do not depend on the order of its rows or on who had which of them.
+The fingerprint of a batch is two words that do not depend on tasks or on the order of rows, because Spark may compute a
+batch again with other tasks and another order:
 
-    row     XXH3 of each of its columns, mixed into one word         ┐  a batch that Spark makes again may come in other
-    batch   the sum of its rows' words, and of the same words mixed  ┘  tasks and another order: the sum is the same
+    row     XXH3 of each of its columns, mixed into one word
+    batch   the sum of the words of its rows, and of the same words mixed
 
-A value is hashed by one call each: four million short ones a second, measured; walking all of them side by side in
-NumPy, a word at a time, made half of that.
+Topics store fingerprints in batch numbers, so the function must not change. Commits of tables have another stored hash
+(`pipelines.row_hash`). Each value is hashed by one call: measured four million short values per second; hashing all
+values side by side in NumPy reached half of that.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ HashWords: TypeAlias = NDArray[np.uint64]
 Fingerprint: TypeAlias = tuple[int, int]
 
 EMPTY_FINGERPRINT: Final[Fingerprint] = (0, 0)
-_VIEW_FROM_BYTES: Final = 512  # on average: from here on a view is cheaper than a copy
+_VIEW_FROM_BYTES: Final = 512  # average size of a value from which a view is cheaper than a copy
 _MASK_64: Final = (1 << 64) - 1
 _SUM_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_MULTIPLIER: Final = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -53,21 +57,21 @@ def add_fingerprints(left: Fingerprint, right: Fingerprint) -> Fingerprint:
 
 
 def fingerprint_rows(columns: Sequence[pa.Array | None], seeds: HashWords) -> Fingerprint:
-    """The sum of some rows, whose columns are bytes, or None where they are nothing in all rows. `words` has one for
-    each of them, which distinguishes it from rows of the same bytes: see `apart`."""
+    """Return the fingerprint of rows. A column is bytes, or None if all its values are null. `seeds` has one word per
+    row (`row_seeds`)."""
     for column in columns:
         seeds = _mix(seeds * _MIX_MULTIPLIER ^ (_EMPTY_HASH if column is None else hash_column(column)))
     return int(np.add.reduce(seeds)), int(np.add.reduce(_mix(seeds * _SUM_MULTIPLIER)))
 
 
 def row_seeds(topic: str, json: NDArray[np.bool_]) -> HashWords:
-    """What rows of one topic and one kind have in common, and others do not."""
+    """Return seeds that distinguish rows by topic, and JSON from bytes."""
     as_bytes, as_json = (xxh3_64_intdigest(topic.encode() + kind) for kind in (b"\0", b"\1"))
     return np.where(json, np.uint64(as_json), np.uint64(as_bytes))
 
 
 def hash_column(column: pa.Array) -> HashWords:
-    """A word for each value; nothing counts as no bytes."""
+    """Return one word per value; null is hashed as no bytes."""
     if column.null_count == len(column):
         return np.broadcast_to(_EMPTY_HASH, len(column))
     if column.null_count:
@@ -93,7 +97,7 @@ _BYTE_COLUMNS: Final = ("data", "tag", "node", "meta")
 
 
 class EncodedRows(NamedTuple):
-    """Records of one topic, and what is in them."""
+    """Records of one topic and their fingerprint."""
 
     topic: str
     records: pa.RecordBatch
@@ -101,8 +105,8 @@ class EncodedRows(NamedTuple):
 
 
 def encode_rows(batch: pa.RecordBatch, topic: str | None, *, json: bool) -> Iterator[EncodedRows]:
-    """The rows of a batch as records. `topic`: of all of them; else their column says so. `json`: all are JSON;
-    else their column says which."""
+    """Encode the rows of a batch. `topic`: of all rows; None: the column topic has it. `json`: all rows are JSON; else
+    the column is_json says which."""
     if not batch.num_rows:
         return
     names = set(batch.schema.names)
@@ -116,11 +120,11 @@ def encode_rows(batch: pa.RecordBatch, topic: str | None, *, json: bool) -> Iter
         columns["json"] = pa.array(np.ones(batch.num_rows, bool))
     for name, records in _group_by_topic(pa.RecordBatch.from_pydict(columns), topic, batch):
         check_topic_name(name)
-        said = [records.column(each) if each in columns else None for each in _BYTE_COLUMNS]
-        about = fingerprint_rows(said, row_seeds(name, _json_flags(records)))
+        hashed = [records.column(column) if column in columns else None for column in _BYTE_COLUMNS]
+        fingerprint = fingerprint_rows(hashed, row_seeds(name, _json_flags(records)))
         for part in _split_by_bytes(records):
-            yield EncodedRows(name, part, about)
-            about = EMPTY_FINGERPRINT  # returned once, with the first part
+            yield EncodedRows(name, part, fingerprint)
+            fingerprint = EMPTY_FINGERPRINT  # returned once, with the first part
 
 
 def _encode_data(column: pa.Array, *, json: bool) -> tuple[pa.Array, bool]:
@@ -164,7 +168,7 @@ def _group_by_topic(
 
 
 def _split_by_bytes(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The same rows in pieces of a few megabytes."""
+    """Split records into parts of a few megabytes."""
     if records.nbytes <= STAGED_BATCH_BYTES_MAX:
         yield records
         return
@@ -184,7 +188,7 @@ def _split_by_bytes(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _encode_meta(column: pa.Array | None, ts: pa.Array | None) -> pa.Array:
-    """JSON objects, nothing where there would be nothing in them."""
+    """Encode meta as JSON objects; null where they would be empty."""
     inner = None if column is None else _meta_members(column)
     if ts is not None:
         inner = _add_timestamp(inner, column, ts)
@@ -192,7 +196,7 @@ def _encode_meta(column: pa.Array | None, ts: pa.Array | None) -> pa.Array:
 
 
 def _meta_members(column: pa.MapArray) -> pa.Array:
-    """What stands between the braces; null where the map is empty or not there."""
+    """Return the members of the objects without braces; null for an empty or missing map."""
     pairs = pc.binary_join_element_wise(
         _quote_json(column.keys), pc.coalesce(_quote_json(column.items), pa.scalar("null")), ":"
     )
@@ -201,7 +205,7 @@ def _meta_members(column: pa.MapArray) -> pa.Array:
 
 
 def _quote_json(column: pa.Array) -> pa.Array:
-    """Texts as JSON has them. Those with something to escape are looked at one by one."""
+    """Quote texts as JSON. Only texts with characters to escape are encoded one by one."""
     plain = pc.binary_join_element_wise('"', column, '"', "")
     odd = pc.match_substring_regex(column, _NEEDS_ESCAPE_RE)
     if not pc.any(odd).as_py():

@@ -1,11 +1,11 @@
-"""The columns a reader gives, as Spark names their types.
+"""The columns of a reader and their Spark types.
 
     topic string, seq long, ts timestamp, node string, tag string, meta map<string,string>, data binary
-    is_json boolean                                   where it is named; whether data was written as JSON, or as bytes
-    gap struct<first long, last long, cause string>   with onGap=emit; null, except in a row for lost seqs
+    is_json boolean                                   if it is named: whether data was written as JSON or as bytes
+    gap struct<first long, last long, cause string>   with onGap=emit; null, except in the row of a gap
 
 With payload=json `data` is text. Columns with other names are fields of a record's JSON; `data_ts` is its field `ts`,
-and so on for the names that are taken. `_rescued` takes what does not fit them.
+and so on for reserved names. `_rescued` has the values that do not fit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COLUMN_TYPES: Final[dict[str, DataType]] = {
         [StructField("first", LongType()), StructField("last", LongType()), StructField("cause", StringType())]
     ),
 }
-RESERVED_COLUMNS: Final = (*_COLUMN_TYPES, RESCUED)  # by columns of ours
+RESERVED_COLUMNS: Final = (*_COLUMN_TYPES, RESCUED)
 
 _SCALAR_TYPES: Final = (BooleanType, DateType, DecimalType, FractionalType, IntegralType, StringType, TimestampType)
 
@@ -56,7 +56,7 @@ def column_type(column: str, options: Options) -> DataType:
 
 
 def default_schema(options: Options, fields: StructType | None = None) -> StructType:
-    """The columns of a reader that was given none; `fields` are those that a record's JSON was found to have."""
+    """Return the columns of a reader without a given schema. `fields`: the inferred fields of JSON records."""
     own = [column for column in COLUMNS if column != "data" or fields is None]
     made = [StructField(column, column_type(column, options)) for column in own]
     if fields is not None:
@@ -73,7 +73,7 @@ def default_schema(options: Options, fields: StructType | None = None) -> Struct
 
 
 def validate_schema(schema: StructType, options: Options) -> StructType:
-    """Check a given schema; raises BadInput with what does not fit."""
+    """Return a given schema. Raises BadInput if a column or a type does not fit."""
     if not schema.fields:
         raise BadInput("the schema has no columns; nothing was read, leave it out to get all of them")
     names = [field.name for field in schema.fields]
@@ -115,12 +115,12 @@ def _is_json_type(kind: DataType) -> bool:
 
 
 def json_fields(schema: StructType) -> list[StructField]:
-    """The columns that are fields of a record's JSON."""
+    """Return the columns that are fields of a record's JSON."""
     return [field for field in schema.fields if field.name not in RESERVED_COLUMNS]
 
 
 def json_key(column: str) -> str:
-    """The JSON field that a column stands for."""
+    """Return the JSON field of a column."""
     rest = column.removeprefix("data_")
     return rest if column.startswith("data_") and rest in RESERVED_COLUMNS else column
 

@@ -1,23 +1,20 @@
-"""The sink: tasks stage, the driver publishes one range a topic and batch. It keeps nothing; every object is made anew.
+"""The sink: tasks stage chunks, the driver publishes one range per topic and batch. It has no state between calls.
 
-    Spark says                    we say
-    write(rows), on an executor   stage: chunks, whose names are in the message
-    commit(messages, batch id)    publish: numbered by (writer, batch id), so that a repetition gets its range
-    abort(messages)               clear: what was staged goes
+    call of Spark                 effect
+    write(rows), on an executor   stage chunks; the message has their names
+    commit(messages, batch id)    publish under the number (writer, batch id); a repetition returns the first range
+    abort(messages)               remove the staged chunks
 
-Only the attempt of a task whose message Spark hands over counts; what others staged is waste and is swept. A batch
-without rows publishes nothing. The content of a batch is identified by a checksum of its rows, independent of tasks.
+Only the attempt whose message Spark passes to `commit` counts; chunks of other attempts are swept. A batch without rows
+publishes nothing. A batch is identified by a checksum of its rows, which does not depend on tasks.
 
-Tasks know the id of their query (`sql.streaming.queryId`), the driver's Python worker does not: messages carry it. It
-distinguishes a replay from a deleted checkpoint (`engine.numbers`), and is the writer's name where there is no other.
+Tasks know the id of their query (`sql.streaming.queryId`), the driver's Python worker does not, so messages have it. It
+distinguishes a replay from a deleted checkpoint (`engine.idempotency`), and is the default name of the writer.
 
-What a writer may ask for, and which columns it may bring. Refused before a row is written.
-
-who writes     query, else queryName, else checkpointLocation where that is absolute, else the query id that Spark
-               keeps in the checkpoint: the name under which batches are numbered, the same at every start. A relative
-               checkpointLocation names nothing: two jobs in two directories could have the same one.
-               A batch (`save`) has none, and is written once because it is run once; with `query` and `batch` (in
-               foreachBatch) it has the one they name.
+The writer is the name under which batches are numbered, the same at every start of a query: `query`, else `queryName`,
+else an absolute `checkpointLocation`, else the query id in the checkpoint. A relative checkpointLocation is not used:
+two jobs in two directories could have the same one. A batch (`save`) has a writer only with `query` and `batch`, as in
+foreachBatch; otherwise it is written once because it runs once.
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -47,17 +43,16 @@ from pyspark.sql.types import (
 )
 from xxhash import xxh3_128_hexdigest
 
-from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
+from tidelog.addresses import Location, scheme_of
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine import Appended
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.idempotency import SINGLE_BATCH_PREFIX
 from tidelog.engine.producer_batches import StagedChunk, chunk_name
 from tidelog.errors import BadInput, Error
-from tidelog.spark import options as reading
-from tidelog.spark import row_encoder as making
+from tidelog.spark import row_encoder
 from tidelog.spark.http_client import RETRY_TIMEOUT_MS
-from tidelog.spark.options import IS_JSON
+from tidelog.spark.options import IS_JSON, OptionParser, OptionValue, parse_directory, parse_text
 from tidelog.spark.row_encoder import EMPTY_FINGERPRINT, Fingerprint, add_fingerprints
 from tidelog.spark.sink_backends import (
     DirectorySinkBackend,
@@ -67,27 +62,18 @@ from tidelog.spark.sink_backends import (
     check_reachable,
 )
 
-_MESSAGE_VALUE_CHARS: Final = 80
-CHECKPOINT_PREFIX: Final = (
-    "checkpoint:"  # what the name of a stream begins with that goes by the place of its checkpoint
-)
-QUERY_ID_PREFIX: Final = "query:"  # and of one that goes by its query id
+CHECKPOINT_PREFIX: Final = "checkpoint:"  # of a writer that is named by its checkpointLocation
+QUERY_ID_PREFIX: Final = "query:"  # of a writer that is named by its query id
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    path: str | None
-    server: str | None
-    key: str | None = field(repr=False)
+    location: Location
     topic: str | None
-    writer: str | None  # None: a batch without a name, or a stream that goes by its query id
+    writer: str | None  # None: a batch without a name, or a stream that is named by its query id
     batch: int | None
     is_json: bool
     retry_ms: int = RETRY_TIMEOUT_MS
-
-    @property
-    def location(self) -> str:
-        return self.path or self.server or ""
 
     def for_batch(self) -> WriteOptions:
         if (self.writer is None) != (self.batch is None):
@@ -103,103 +89,60 @@ class WriteOptions:
         return self
 
 
-def _invalid_option(name: str, value: str, expected: str) -> BadInput:
-    return BadInput(f"option {name} is {value[:_MESSAGE_VALUE_CHARS]!r}, it must be {expected}; nothing was written")
+def _parse_topic(value: OptionValue) -> str:
+    check_topic_name(value.text)
+    return value.text
 
 
-def _parse_text(name: str, value: str) -> str:
-    if not value.strip():
-        raise _invalid_option(name, value, "a text that is not empty")
-    return value.strip()
-
-
-def _parse_path(name: str, value: str) -> str:
-    value = _parse_text(name, value)
-    if scheme_of(value) in SERVER_SCHEMES:
-        raise _invalid_option(name, value, "a directory; a server is named by the option server")
-    return local_directory(value, f"option {name}", "nothing was written")
-
-
-def _parse_topic(_: str, value: str) -> str:
-    check_topic_name(value)
-    return value
-
-
-def _parse_query(name: str, value: str) -> str:
-    value = _parse_text(name, value)
-    if value.startswith((SINGLE_BATCH_PREFIX, CHECKPOINT_PREFIX, QUERY_ID_PREFIX)):
-        raise _invalid_option(
-            name,
-            value,
-            f"a name that does not begin with {SINGLE_BATCH_PREFIX}, {CHECKPOINT_PREFIX} or {QUERY_ID_PREFIX}",
+def _parse_query(value: OptionValue) -> str:
+    text = parse_text(value)
+    if text.startswith((SINGLE_BATCH_PREFIX, CHECKPOINT_PREFIX, QUERY_ID_PREFIX)):
+        raise value.invalid(
+            f"a name that does not begin with {SINGLE_BATCH_PREFIX}, {CHECKPOINT_PREFIX} or {QUERY_ID_PREFIX}"
         )
-    return value
+    return text
 
 
-def _parse_batch_number(name: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", value):
-        raise _invalid_option(name, value, "a whole number from 0")
-    return int(value)
+def _parse_batch_number(value: OptionValue) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value.text):
+        raise value.invalid("a whole number from 0")
+    return int(value.text)
 
 
-def _parse_retry_timeout(name: str, value: str) -> int:
-    try:
-        return reading.parse_duration_ms(name, value)
-    except BadInput as error:
-        raise BadInput(str(error).replace("nothing was read", "nothing was written")) from None
+def _parse_payload(value: OptionValue) -> bool:
+    if value.text.lower() not in ("bytes", "json"):
+        raise value.invalid("bytes or json")
+    return value.text.lower() == "json"
 
 
-def _parse_payload(name: str, value: str) -> bool:
-    if value.lower() not in ("bytes", "json"):
-        raise _invalid_option(name, value, "bytes or json")
-    return value.lower() == "json"
-
-
-_PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _parse_path,
-    "server": reading.parse_server_address,
-    "key": _parse_text,
-    "topic": _parse_topic,
-    "query": _parse_query,
-    "batch": _parse_batch_number,
-    "payload": _parse_payload,
-    "queryName": _parse_query,
-    "checkpointLocation": _parse_text,
-    "retryTimeout": _parse_retry_timeout,
-}
-SINK_OPTION_NAMES: Final = tuple(_PARSERS)
+_OPTIONS: Final = OptionParser(
+    {
+        "topic": _parse_topic,
+        "query": _parse_query,
+        "batch": _parse_batch_number,
+        "payload": _parse_payload,
+        "queryName": _parse_query,
+        "checkpointLocation": parse_text,
+    },
+    "written",
+    parse_directory,
+)
+SINK_OPTION_NAMES: Final = _OPTIONS.names
 
 
 def parse_sink_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer, or BadInput that names the one that is wrong."""
-    known = {name.lower(): name for name in SINK_OPTION_NAMES}
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if name.lower() not in known:
-            near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-            raise BadInput(
-                f"there is no option {name[:_MESSAGE_VALUE_CHARS]!r}; nothing was written, did you mean {known[near]}?"
-            )
-        full = known[name.lower()]
-        found[full] = _PARSERS[full](full, str(value))
-    if ("path" in found) == ("server" in found):
-        given_both = "both are given" if "path" in found else "neither is given"
-        raise BadInput(f"options path and server: {given_both}; nothing was written, name a directory or a server")
-    if "key" in found and "path" in found:
-        raise BadInput("option key: it is for a server, and path is given; nothing was written, leave it out")
-    if "retryTimeout" in found and "path" in found:
-        raise BadInput("option retryTimeout: it is for a server, and path is given; nothing was written, leave it out")
-    place = found.get("checkpointLocation", "")
-    by_place = f"{CHECKPOINT_PREFIX}{place.rstrip('/')}" if place.startswith("/") or scheme_of(place) else None
+    """Parse the options of a writer. Raises BadInput that names the wrong one."""
+    values = _OPTIONS.parse(given)
+    checkpoint = values.get("checkpointLocation", "")
+    is_absolute = checkpoint.startswith("/") or scheme_of(checkpoint)
+    by_checkpoint = f"{CHECKPOINT_PREFIX}{checkpoint.rstrip('/')}" if is_absolute else None
     return WriteOptions(
-        path=found.get("path"),
-        server=found.get("server"),
-        key=found.get("key"),
-        topic=found.get("topic"),
-        writer=found.get("query") or found.get("queryName") or by_place,
-        batch=found.get("batch"),
-        is_json=found.get("payload", False),
-        retry_ms=found.get("retryTimeout", RETRY_TIMEOUT_MS),
+        location=values["location"],
+        topic=values.get("topic"),
+        writer=values.get("query") or values.get("queryName") or by_checkpoint,
+        batch=values.get("batch"),
+        is_json=values.get("payload", False),
+        retry_ms=values["retryTimeout"],
     )
 
 
@@ -222,8 +165,8 @@ SINK_COLUMNS: Final = (*_COLUMN_TYPES, "seq")
 
 
 def check_sink_schema(schema: StructType, options: WriteOptions) -> None:
-    """Refuse columns that no record has, and types that do not fit."""
-    names = [each.name for each in schema.fields]
+    """Raise BadInput for columns that no record has, and for types that do not fit."""
+    names = schema.names
     if len(set(names)) < len(names):
         raise BadInput(f"the DataFrame names a column twice: {names}; nothing was written")
     if "data" not in names:
@@ -231,18 +174,18 @@ def check_sink_schema(schema: StructType, options: WriteOptions) -> None:
             f"the DataFrame has the columns {', '.join(names)} and no data; nothing was written, make it of them: "
             'select(struct("*").alias("data"))'
         )
-    for each in schema.fields:
-        if each.name not in SINK_COLUMNS:
+    for field in schema.fields:
+        if field.name not in SINK_COLUMNS:
             raise BadInput(
-                f"the DataFrame has a column {each.name!r}, which no record has; nothing was written. Columns are "
+                f"the DataFrame has a column {field.name!r}, which no record has; nothing was written. Columns are "
                 f"{', '.join(SINK_COLUMNS)}; drop it, or make it part of data with struct(…)"
             )
-        wanted = _COLUMN_TYPES.get(each.name)
-        if wanted is not None and not _is_accepted_type(each.dataType, wanted):
-            said = _TYPE_NAMES.get(each.name, "string")
+        wanted = _COLUMN_TYPES.get(field.name)
+        if wanted is not None and not _is_accepted_type(field.dataType, wanted):
+            expected = _TYPE_NAMES.get(field.name, "string")
             raise BadInput(
-                f"the DataFrame has {each.name} as {each.dataType.simpleString()}, it must be {said}; nothing was "
-                "written, cast it"
+                f"the DataFrame has {field.name} as {field.dataType.simpleString()}, it must be {expected}; nothing "
+                "was written, cast it"
             )
     if IS_JSON in names:
         _check_is_json_column(schema["data"].dataType, options)
@@ -251,7 +194,7 @@ def check_sink_schema(schema: StructType, options: WriteOptions) -> None:
 
 
 def _check_is_json_column(data: DataType, options: WriteOptions) -> None:
-    """Refuse a second word on what the column says row by row."""
+    """Raise BadInput if an option or the type of `data` contradicts the column is_json."""
     if options.is_json:
         raise BadInput(
             "option payload is 'json', and the DataFrame has a column is_json that says it row by row; nothing was "
@@ -270,13 +213,13 @@ def _is_accepted_type(kind: DataType, wanted: tuple[type[DataType], ...]) -> boo
     return isinstance(kind, wanted) and not isinstance(kind, TimestampNTZType)
 
 
-STAGED_CHUNK_BYTES = 32 << 20  # a chunk is closed at about this
+STAGED_CHUNK_BYTES = 32 << 20  # a chunk is closed at about this size
 _log = logging.getLogger("tidelog.spark")
 
 
 @dataclass(frozen=True)
 class StagedTask(WriterCommitMessage):
-    """What one task has staged."""
+    """The staged chunks of one task."""
 
     chunks: tuple[tuple[str, StagedChunk], ...] = ()  # each with its topic
     rows: int = 0
@@ -292,21 +235,21 @@ def current_query_id() -> str:
 
 
 def open_sink_backend(options: WriteOptions) -> SinkBackend:
-    if options.server is not None:
-        return ServerSinkBackend(options.server, options.key, retry_ms=options.retry_ms)
-    assert options.path is not None, "options name a path or a server"
-    return DirectorySinkBackend(options.path)
+    location = options.location
+    if location.is_server:
+        return ServerSinkBackend(location.address, location.key, retry_ms=options.retry_ms)
+    return DirectorySinkBackend(location.address)
 
 
 class SinkWriter:
-    """What a batch and a stream have in common."""
+    """The common part of a batch and a stream."""
 
     def __init__(self, options: WriteOptions, schema: StructType, writer: str | None) -> None:
-        """`writer`: the name under which batches are numbered; None: the id of the query, which its tasks know."""
+        """`writer`: the name under which batches are numbered; None: the id of the query."""
         check_sink_schema(schema, options)
         self._options, self._writer = options, writer
-        with closing(self.open_backend()) as target:
-            target.prepare()
+        with closing(self.open_backend()) as backend:
+            backend.prepare()
 
     def open_backend(self) -> SinkBackend:
         return open_sink_backend(self._options)
@@ -314,8 +257,8 @@ class SinkWriter:
     def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedTask:
         query_id = current_query_id()
         owner = _staging_owner(self._writer_name(query_id))
-        with closing(self.open_backend()) as target:
-            return replace(TaskStaging(target, owner, self._options).run(batches), query_id=query_id)
+        with closing(self.open_backend()) as backend:
+            return replace(TaskStaging(backend, owner, self._options).run(batches), query_id=query_id)
 
     def _writer_name(self, query_id: str) -> str:
         if self._writer is None and not query_id:
@@ -326,38 +269,39 @@ class SinkWriter:
         return self._writer or f"{QUERY_ID_PREFIX}{query_id}"
 
     def publish(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-        staged = [each for each in messages if isinstance(each, StagedTask)]
+        tasks = [message for message in messages if isinstance(message, StagedTask)]
         chunks: dict[str, list[StagedChunk]] = {}
         total = EMPTY_FINGERPRINT
-        for each in staged:
-            total = add_fingerprints(total, each.fingerprint)
-            for topic, chunk in each.chunks:
+        for task in tasks:
+            total = add_fingerprints(total, task.fingerprint)
+            for topic, chunk in task.chunks:
                 chunks.setdefault(topic, []).append(chunk)
-        query_id = next((each.query_id for each in staged if each.query_id), "")
+        query_id = _query_id_of(tasks)
         if not chunks and self._writer is None and not query_id:
-            return  # no task ran: there is nothing to publish, and nothing staged
+            return  # no task ran, so nothing is staged
         writer = self._writer_name(query_id)
-        with closing(self.open_backend()) as target:
+        with closing(self.open_backend()) as backend:
             if chunks:
                 batch = SinkBatch(writer, number, total, "" if writer.startswith(SINGLE_BATCH_PREFIX) else query_id)
-                done = target.publish(batch, {topic: chunks[topic] for topic in sorted(chunks)})
-                ranges = {topic: [made.first_seq, made.last_seq] for topic, made in done.items()}
+                done = backend.publish(batch, {topic: chunks[topic] for topic in sorted(chunks)})
+                ranges = {topic: [appended.first_seq, appended.last_seq] for topic, appended in done.items()}
                 _log.info("%s", msgspec.json.encode({"writer": writer, "batch": number, "ranges": ranges}).decode())
-                for topic, made in done.items():
-                    _warn_changed_replay(writer, number, topic, made, sum(each.rows for each in chunks[topic]))
-            target.clear_staging(_staging_owner(writer), self._staged_topics(chunks))
+                for topic, appended in done.items():
+                    _warn_changed_replay(writer, number, topic, appended, sum(chunk.rows for chunk in chunks[topic]))
+            backend.clear_staging(_staging_owner(writer), self._staged_topics(chunks))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The batch is given up. What cannot be cleared now is swept later: the reason for the abort counts."""
-        staged = [each for each in messages if isinstance(each, StagedTask)]
-        named = [topic for each in staged for topic, _ in each.chunks]
-        query_id = next((each.query_id for each in staged if each.query_id), "")
+        """Remove the staged chunks. An error here is logged only, so that Spark reports the reason of the abort; the
+        chunks are swept later."""
+        tasks = [message for message in messages if isinstance(message, StagedTask)]
+        topics = [topic for task in tasks for topic, _ in task.chunks]
+        query_id = _query_id_of(tasks)
         if self._writer is None and not query_id:
-            return  # no task returned a message; the next batch of the query removes what they left
+            return  # no task returned a message; the next batch of the query removes their chunks
         writer = self._writer_name(query_id)
         try:
-            with closing(self.open_backend()) as target:
-                target.clear_staging(_staging_owner(writer), self._staged_topics(named))
+            with closing(self.open_backend()) as backend:
+                backend.clear_staging(_staging_owner(writer), self._staged_topics(topics))
         except (Error, OSError) as error:
             _log.warning("what was staged by %s stays until it is swept: %s", writer, error)
 
@@ -365,12 +309,16 @@ class SinkWriter:
         return sorted({*topics, *([self._options.topic] if self._options.topic else [])})
 
 
+def _query_id_of(tasks: Sequence[StagedTask]) -> str:
+    return next((task.query_id for task in tasks if task.query_id), "")
+
+
 def _staging_owner(writer: str) -> str:
     return xxh3_128_hexdigest(writer.encode())
 
 
 def _warn_changed_replay(writer: str, number: int, topic: str, appended: Appended, rows: int) -> None:
-    """Log a replay that brought another number of records than were written the first time."""
+    """Log a replay with another number of records than the first write."""
     if appended.deduped and appended.count != rows:
         _log.warning(
             "%s: batch %d of %s was written before with %d records, seqs %d to %d, and is repeated with %d: its source "
@@ -386,7 +334,7 @@ def _warn_changed_replay(writer: str, number: int, topic: str, appended: Appende
 
 
 class TaskStaging:
-    """One task."""
+    """Stages the rows of one task."""
 
     def __init__(
         self,
@@ -405,14 +353,16 @@ class TaskStaging:
     def run(self, batches: Iterator[pa.RecordBatch]) -> StagedTask:
         total, rows, size = EMPTY_FINGERPRINT, 0, 0
         for batch in batches:
-            for topic, records, about in making.encode_rows(batch, self._options.topic, json=self._options.is_json):
+            for topic, records, about in row_encoder.encode_rows(
+                batch, self._options.topic, json=self._options.is_json
+            ):
                 chunk = self._open_chunks.get(topic) or self._open_chunks.setdefault(
                     topic, _ChunkBuilder(records.schema)
                 )
                 chunk.write(records)
                 total, rows = add_fingerprints(total, about), rows + records.num_rows
                 size += records.nbytes
-                if sum(each.size for each in self._open_chunks.values()) >= STAGED_CHUNK_BYTES:
+                if sum(builder.size for builder in self._open_chunks.values()) >= STAGED_CHUNK_BYTES:
                     self._close_chunk(max(self._open_chunks, key=lambda name: self._open_chunks[name].size))
         for topic in list(self._open_chunks):
             self._close_chunk(topic)
@@ -425,7 +375,7 @@ class TaskStaging:
 
 
 class _ChunkBuilder:
-    """A chunk that is being filled."""
+    """A chunk in memory."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = pa.BufferOutputStream()
@@ -442,11 +392,12 @@ class _ChunkBuilder:
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """A batch. Without a name it is its own and only one: a name by chance lets a lost answer be asked for again."""
+    """The writer of a batch. A batch without a name gets a random one, so that a commit whose response was lost can be
+    repeated."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        if options.server is not None and options.batch is None:  # one in foreachBatch waits, as a stream does
-            check_reachable(options.server, options.key)
+        if options.location.is_server and options.batch is None:  # one in foreachBatch waits, as a stream does
+            check_reachable(options.location.address, options.location.key)
         self._number = options.batch or 0
         self._sink = SinkWriter(options, schema, options.writer or f"{SINGLE_BATCH_PREFIX}{secrets.token_hex(16)}")
 

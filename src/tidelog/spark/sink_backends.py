@@ -1,11 +1,11 @@
-"""Where a sink writes: a directory, with a writer of its own on the driver, or a server.
+"""Backends of the sink: a directory, which the driver opens as its writer, or a server.
 
-    driver      prepare                     the place is there, and is one of ours
-    executor    stage                       a chunk, which is not readable yet
-    driver      check, publish, clear       one range a topic; what was staged goes
+    driver      prepare                      check the target
+    executor    stage                        write a chunk that readers do not see
+    driver      publish, clear_staging       append one range per topic; remove staged chunks
 
-By path the directory is held only while a batch is published, so several queries and `tidelog` commands can take turns;
-who finds it held waits for `PATIENCE_MS`. A server holds it for good: then name the server.
+A directory is locked only while a batch is published, so several queries and `tidelog` commands can take turns; a
+publish waits up to `WRITE_LOCK_WAIT_MS` for the lock. A server never releases it: write to the server then.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ from tidelog.types import Buffer
 
 WRITE_LOCK_WAIT_MS: Final = 30_000
 _LOCK_RETRY_S: Final = 0.05
-PUBLISH_TIMEOUT_S: Final = 300.0  # a batch may be a gigabyte, and is answered when it is synced
+PUBLISH_TIMEOUT_S: Final = 300.0  # a batch may be a gigabyte, and the response follows its sync
 ARROW_CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 
 
 class SinkBatch(NamedTuple):
-    """Which batch of whom, and what is in it."""
+    """The writer, number and content of a batch."""
 
     writer: str
     number: int
     fingerprint: Fingerprint
-    query_id: str = ""  # Spark's, which it keeps in the checkpoint; "": not known
+    query_id: str = ""  # of Spark, in its checkpoint; "": not known
 
 
 class SinkBackend(Protocol):
     def prepare(self) -> None:
-        """Be ready for tasks, or say why not."""
+        """Prepare for tasks. Raises if the target cannot be written."""
         ...
 
     def stage(self, topic: str, chunk: str, rows: int, content: Buffer) -> StagedChunk: ...
 
     def publish(self, batch: SinkBatch, chunks: Mapping[str, Sequence[StagedChunk]]) -> dict[str, Appended]:
-        """Make a range of each topic's chunks, or say where it is. Refused for one topic, it is for all."""
+        """Append the chunks of each topic as one range, or return the range of an earlier call. If a topic refuses the
+        batch, nothing is appended to any topic."""
         ...
 
     def clear_staging(self, owner: str, topics: Sequence[str]) -> None:
-        """Forget what an owner has staged."""
+        """Remove the staged chunks of an owner."""
         ...
 
     def close(self) -> None: ...
@@ -93,12 +94,13 @@ class DirectorySinkBackend:
         done: dict[str, Appended] = {}
         with self._open_for_write() as log:
             for topic in chunks:
-                found = log.find(topic)
-                if found is not None:
-                    find_written_batch(topic, found.producer_batches(batch.writer), batch)
-            for topic, mine in chunks.items():
-                made = producer_batches.BatchId(batch.writer, batch.number, batch.fingerprint, batch.query_id)
-                done[topic] = producer_batches.publish_batch(engine_of(log), self._staging, topic, made, mine).appended
+                opened = log.find(topic)
+                if opened is not None:
+                    find_written_batch(topic, opened.producer_batches(batch.writer), batch)
+            batch_id = producer_batches.BatchId(batch.writer, batch.number, batch.fingerprint, batch.query_id)
+            for topic, staged in chunks.items():
+                result = producer_batches.publish_batch(engine_of(log), self._staging, topic, batch_id, staged)
+                done[topic] = result.appended
         return done
 
     def clear_staging(self, owner: str, topics: Sequence[str]) -> None:  # noqa: ARG002
@@ -106,7 +108,7 @@ class DirectorySinkBackend:
         self._staging.sweep(self._clock.now_us() // 1000)
 
     def close(self) -> None:
-        """Nothing is held between two calls."""
+        """No effect: nothing is open between two calls."""
 
     @contextmanager
     def _open_for_write(self) -> Iterator[Database]:
@@ -119,7 +121,7 @@ class DirectorySinkBackend:
 def open_when_unlocked(
     open_engine: Callable[[], Database], path: str, clock: Clock, wait_ms: int = WRITE_LOCK_WAIT_MS
 ) -> Database:
-    """A directory for writing, when it is its turn."""
+    """Open a directory for writing; wait up to `wait_ms` for its lock."""
     until_ms, pause = clock.monotonic_ms() + wait_ms, Event()
     while True:
         try:
@@ -134,9 +136,9 @@ def open_when_unlocked(
 
 
 def find_written_batch(topic: str, written: Mapping[int, BatchRange], batch: SinkBatch) -> BatchRange | None:
-    """Where this batch is in a topic, if it was written before; BatchConflict where it cannot be."""
-    held = {batch.writer: dict(written)}
-    return idempotency.find_written_batch(held, topic, batch.writer, batch.number, batch.fingerprint, batch.query_id)
+    """Return the range of a batch that was written before; None if it was not. Raises BatchConflict."""
+    known = {batch.writer: dict(written)}
+    return idempotency.find_written_batch(known, topic, batch.writer, batch.number, batch.fingerprint, batch.query_id)
 
 
 class ServerSinkBackend:
@@ -149,17 +151,17 @@ class ServerSinkBackend:
         )
 
     def prepare(self) -> None:
-        """An unreachable server is detected by the first task."""
+        """No effect: the first task detects an unreachable server."""
 
     def stage(self, topic: str, chunk: str, rows: int, content: Buffer) -> StagedChunk:
         self._http.put(f"/v0/topics/{quote_name(topic)}/staging/{chunk}", content, ARROW_CONTENT_TYPE)
         return StagedChunk(chunk, rows, len(content), xxh3_64_intdigest(content))
 
     def publish(self, batch: SinkBatch, chunks: Mapping[str, Sequence[StagedChunk]]) -> dict[str, Appended]:
-        if len(chunks) > 1:  # one is checked by its own request
+        if len(chunks) > 1:  # a single topic is checked by its request
             for topic in chunks:
                 find_written_batch(topic, self._written_batches(topic, batch.writer), batch)
-        return {topic: self._publish_topic(topic, batch, mine) for topic, mine in chunks.items()}
+        return {topic: self._publish_topic(topic, batch, staged) for topic, staged in chunks.items()}
 
     def _written_batches(self, topic: str, writer: str) -> dict[int, BatchRange]:
         try:
@@ -175,7 +177,8 @@ class ServerSinkBackend:
 
     def _publish_topic(self, topic: str, batch: SinkBatch, chunks: Sequence[StagedChunk]) -> Appended:
         staged = [
-            {"chunk": each.name, "rows": each.rows, "bytes": each.size, "sum": f"{each.sum:016x}"} for each in chunks
+            {"chunk": chunk.name, "rows": chunk.rows, "bytes": chunk.size, "sum": f"{chunk.sum:016x}"}
+            for chunk in chunks
         ]
         high, low = batch.fingerprint
         body = {
@@ -186,13 +189,13 @@ class ServerSinkBackend:
             "chunks": staged,
         }
         try:
-            said = self._http.post(f"/v0/topics/{quote_name(topic)}/batches", body)
+            done = self._http.post(f"/v0/topics/{quote_name(topic)}/batches", body)
         except Unavailable as error:
             raise InDoubt(
                 f"{error}. It is not known whether batch {batch.number} reached {topic}: run the query again, what is "
                 "there is not written twice"
             ) from error
-        return Appended(said["first_seq"], said["last_seq"], said["head_seq"], said["deduped"])
+        return Appended(done["first_seq"], done["last_seq"], done["head_seq"], done["deduped"])
 
     def clear_staging(self, owner: str, topics: Sequence[str]) -> None:
         for topic in topics:
@@ -204,8 +207,8 @@ class ServerSinkBackend:
 
 def check_reachable(server: str, key: str | None) -> None:
     """Raise Unavailable at once if no server responds, so that a wrong address fails before tasks wait for it."""
-    with closing(ServerHttpClient(server, key, for_writes=True)) as wire:
-        wire.get_bytes("/healthz")
+    with closing(ServerHttpClient(server, key, for_writes=True)) as http:
+        http.get_bytes("/healthz")
 
 
 def _parse_fingerprint(text: str) -> Fingerprint:

@@ -1,5 +1,5 @@
-"""Starting Spark, and what a session needs for this source: a Java, an interpreter that can import it, and a
-setting. Nothing else of a session is changed."""
+"""Start Spark, and set up a session for this source: a Java, an interpreter that can import tidelog, and one setting.
+Nothing else of a session is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMPORT_OK: Final = "tidelog is there"
 
 
 def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session, or the one that runs already."""
+    """Start a session, or return the running one."""
     java = find_java()
     if java is None or not java.is_supported:
         found = (
@@ -27,14 +27,13 @@ def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSessio
         )
         raise NotFound(
             f"{found} and Spark needs {MIN_JAVA_VERSION} or newer; nothing was started, run `pip install "
-            f"'tidelog[spark]'` which "
-            "brings one, or set JAVA_HOME"
+            "'tidelog[spark]'` which brings one, or set JAVA_HOME"
         )
     if java.home is not None:
         set_environment("JAVA_HOME", java.home)
     if get_environment("PYSPARK_PYTHON") is None and master.startswith("local"):
-        # Spark would take the `python3` of the path, which need not have this package. Executors on other machines
-        # would be sent this path as well, and need not have it.
+        # Spark would use `python3` of the path, which may lack this package. Not for other masters: executors on other
+        # machines would get this path as well.
         set_environment("PYSPARK_PYTHON", sys.executable)
     check_interpreter(get_environment("PYSPARK_PYTHON") or "python3")
     builder = SparkSession.builder.master(master).appName(app)
@@ -44,11 +43,11 @@ def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSessio
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Raise NotFound where the Python workers of a session could not import tidelog."""
+    """Raise NotFound if the Python workers of a session cannot import tidelog."""
     try:
         interpreter = spark.sparkContext.pythonExec
     except (PySparkException, AttributeError):
-        return  # Spark Connect: the workers are the server's
+        return  # Spark Connect: the workers run on the server
     check_interpreter(interpreter)
 
 
@@ -58,8 +57,8 @@ def check_interpreter(
     find_program: Callable[[str], str | None] = find_program,
     command_output: Callable[[list[str]], str] = command_output,
 ) -> None:
-    """Raise NotFound where an interpreter cannot import tidelog. Spark would fail with "Failed to create Python data
-    source instance" and a traceback of its own."""
+    """Raise NotFound if an interpreter cannot import tidelog. Spark would fail with "Failed to create Python data
+    source instance" and a traceback."""
     found = find_program(interpreter)
     if found == sys.executable:
         return
@@ -76,12 +75,12 @@ def check_interpreter(
 
 
 def enable_filter_pushdown(spark: SparkSession) -> bool:
-    """Whether Spark pushes filters down to Python sources, after asking it to. Without the setting it refuses a source
-    that could take filters, even where there are none."""
+    """Enable filter pushdown to Python sources and return whether it is enabled. Without the setting Spark refuses a
+    source that supports filters, even if a query has none."""
     if spark.conf.get(FILTER_PUSHDOWN_CONF, "false") == "true":
         return True
     try:
         spark.conf.set(FILTER_PUSHDOWN_CONF, "true")
     except PySparkException:
-        return False  # the definitions of Declarative Pipelines change no settings
+        return False  # definitions of Declarative Pipelines cannot change settings
     return True

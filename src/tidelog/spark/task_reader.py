@@ -1,9 +1,8 @@
-"""One task: its ranges in order, as batches of the requested columns.
+"""Read one task: its ranges in order, as batches of the requested columns.
 
-Every seq of the split is accounted for when it ends: rows that were handed over, deleted, expired, evicted, filtered,
-holes. Where the sum is another than was planned the task fails, because readers would otherwise miss records and not
-know it; where it is right, it goes to the worker's log. What was lost since the plan was made follows `onGap`, as it
-does there.
+At the end every seq of the task is accounted for: returned, deleted, expired, evicted, filtered, or a hole. If the sum
+differs from the plan, the task raises Damaged, because readers would miss records without notice; else the counts are
+logged. Records lost since the plan follow `onGap`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _log.setLevel(logging.INFO)  # Spark collects the logs of workers, if configured
 
 
 class TaskReader:
-    """One pass over a split. `counts` is whole when it has ended."""
+    """One pass over a task. `counts` is complete at the end."""
 
     def __init__(
         self, backend: Backend, options: Options, schema: StructType, record_filter: RecordFilter, task: ReadTask
@@ -47,15 +46,15 @@ class TaskReader:
         self.counts = task.counts
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for lost in self._task.gaps:
-            yield from self._emit_gap(lost)
+        for gap in self._task.gaps:
+            yield from self._emit_gap(gap)
         for read_range in self._task.ranges:
-            for found in self._read_range(read_range):
-                for lost in found.gaps:
-                    yield from self._emit_gap(lost)
-                self.counts += found.counts
-                if found.rows is not None:
-                    yield from self._decode_chunk(found, read_range.topic)
+            for chunk in self._read_range(read_range):
+                for gap in chunk.gaps:
+                    yield from self._emit_gap(gap)
+                self.counts += chunk.counts
+                if chunk.rows is not None:
+                    yield from self._decode_chunk(chunk, read_range.topic)
         if sum(self.counts) != self._task.seq_count:
             raise Damaged(
                 f"a task was to account for {self._task.seq_count} seqs and found {sum(self.counts)} ({self.counts}); "
@@ -64,8 +63,8 @@ class TaskReader:
         _log.info("%s", self._counts_json())
 
     def _counts_json(self) -> str:
-        """Where the seqs of this task went, as JSON: what a worker's log keeps of it."""
-        ranges = [[each.topic, each.first, each.stop] for each in self._task.ranges]
+        """Return the counts of this task as JSON, for the worker's log."""
+        ranges = [[read_range.topic, read_range.first, read_range.stop] for read_range in self._task.ranges]
         return msgspec.json.encode({"seqs": self._task.seq_count, **self.counts._asdict(), "ranges": ranges}).decode()
 
     def _read_range(self, read_range: ReadRange) -> Iterator[ReadChunk]:
@@ -73,16 +72,14 @@ class TaskReader:
             return self._backend.read(read_range, self._columns, verify=self._options.verify)
         return _inline_chunks(read_range)
 
-    def _emit_gap(self, gap: TopicGap | None) -> Iterator[pa.RecordBatch]:
-        if gap is None:
-            return
+    def _emit_gap(self, gap: TopicGap) -> Iterator[pa.RecordBatch]:
         raise_on_gap(self._options, gap)
         if self._options.emits_gaps:
             last = None if gap.is_unbounded else gap.last
             yield decode.gap_row(gap.first, last, gap.cause, gap.topic, self._schema)
 
     def _decode_chunk(self, chunk: ReadChunk, topic: str) -> Iterator[pa.RecordBatch]:
-        assert chunk.rows is not None, "asked of records"
+        assert chunk.rows is not None, "only for chunks with records"
         cells = decode.decode_columns(
             chunk.rows,
             self._columns,
@@ -120,5 +117,5 @@ def _inline_chunks(read_range: ReadRange) -> Iterator[ReadChunk]:
     with pa.ipc.open_stream(read_range.inline_records) as stream:
         for batch in stream:
             yield ReadChunk(batch, Counts())
-    assert read_range.inline_counts is not None, "records in a plan come with their counts"
+    assert read_range.inline_counts is not None, "inline records have counts"
     yield ReadChunk(None, read_range.inline_counts)

@@ -101,9 +101,13 @@ class _DirAtCrash:
 
 
 class CrashPoint:
-    """A snapshot of a disk: later operations do not change its images."""
+    """A snapshot of a disk: later operations do not change its images.
 
-    def __init__(self, root: DirNode) -> None:
+    `advisory_files` are names of files that only prove what others contain. Choices that differ only in the bytes of
+    these are one choice.
+    """
+
+    def __init__(self, root: DirNode, advisory_files: frozenset[str] = frozenset()) -> None:
         self._root = root
         nodes: dict[Node, str] = {}
         _collect_nodes(root, "", nodes)
@@ -118,6 +122,7 @@ class CrashPoint:
             key=lambda pending: pending.change.serial,
         )
         self._data_mask = 0  # the mask of all pieces
+        self._advisory_mask = 0  # the mask of all changes of advisory files
         self._name_logs: dict[Node, list[int]] = {}  # the numbers of a log's operations
         self._size_logs: dict[Node, list[int]] = {}
         for number, (node, change, _) in enumerate(self._pending):
@@ -129,6 +134,8 @@ class CrashPoint:
             if isinstance(change, SectorWrite | Resize):
                 assert isinstance(node, FileNode)
                 self._files[node].add(1 << number, change)
+                if nodes[node].rpartition("/")[2] in advisory_files:
+                    self._advisory_mask |= 1 << number
             else:
                 assert isinstance(node, DirNode)
                 self._dirs[node].add(1 << number, change)
@@ -149,9 +156,12 @@ class CrashPoint:
     def choices(self, policies: Iterable[Policy], random: Random, limit: int | None = None) -> LabelByMask:
         """Return the masks of a policy, each once. Over `limit` a sample is drawn, always with the two extremes."""
         found: LabelByMask = {}
+        known: set[int] = set()
         for policy in policies:
             for label, mask in _POLICIES[policy](self, random):
-                found.setdefault(mask, label)
+                if mask | self._advisory_mask not in known or mask == self.full_mask:
+                    known.add(mask | self._advisory_mask)
+                    found.setdefault(mask, label)
         if limit is None or len(found) <= limit:
             return found
         extremes = [mask for mask in (0, self.full_mask) if mask in found][:limit]

@@ -153,6 +153,10 @@ class CrashImage(NamedTuple):
 class SimDisk(Machine):
     """A simulated disk, empty at first. Safe to use from several threads."""
 
+    advisory_files: frozenset[str] = frozenset({"SYNCED"})
+    """Names of files that prove what others contain and that are never synced: images that differ only in their bytes
+    are one image. Empty: each is an image of its own, which doubles the states of most histories."""
+
     # The Disk protocol.
 
     def open(self, path: str, mode: Mode = "read", /) -> SimFile:
@@ -281,7 +285,7 @@ class SimDisk(Machine):
         They are taken when called: later operations of the disk do not change them.
         """
         with self._lock:
-            instant = CrashPoint(self._root)
+            instant = CrashPoint(self._root, self.advisory_files)
         choices = instant.choices(policies, random or Random(0), limit)
         return (CrashImage(label, self._from_tree(root)) for label, root in instant.trees(choices))
 

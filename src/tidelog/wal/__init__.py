@@ -1,17 +1,16 @@
 """The write-ahead log: every change is written here before it is acknowledged.
 
 A topic's frames go to one shard, chosen by the topic's id. A shard is one ordered stream of frames in the files of one
-directory. Read `group_commit` first.
+directory. Read `group_commit` first, then `shard`.
 
-    group_commit  queues commits, writes and syncs them in batches: `Commit`, `Shard`
-    future        the caller's handle on the outcome of its commit
+    group_commit  queue, commit lock and futures: `GroupCommit`, `CommitFuture`; channels use it too
+    shard         writes and syncs commits in batches, with or without a writer thread: `Commit`, `Shard`
     writer        the active file: write, sync, rotate, preallocate; what happens on a full disk
     recovery      replays the files after a restart, and distinguishes an unfinished write from damage
     paths         names of files and directories; CURRENT and NEWEST, which prove that a file existed
 """
 
-from tidelog.wal.future import CommitFuture
-from tidelog.wal.group_commit import SYNC_BUCKETS_US, Commit, Shard, ShardStats
+from tidelog.wal.group_commit import CommitFuture, GroupCommit
 from tidelog.wal.paths import (
     SINGLE_SHARD_KEY,
     GatheredRange,
@@ -26,6 +25,7 @@ from tidelog.wal.paths import (
     shard_keys,
 )
 from tidelog.wal.recovery import FrameWindow, LostRange, Replay, TornTail, prepare_for_writing, replay_shard
+from tidelog.wal.shard import SYNC_BUCKETS_US, Commit, Shard, ShardStats
 from tidelog.wal.writer import Writer
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "CommitFuture",
     "FrameWindow",
     "GatheredRange",
+    "GroupCommit",
     "LostRange",
     "Position",
     "Replay",

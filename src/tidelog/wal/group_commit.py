@@ -1,778 +1,323 @@
-"""Group commit: many callers, one write, one sync.
+"""Group commit: many callers, one write, one sync. The WAL and the logs of channels use it.
 
-    submit ──► queue ──► write all ──► sync once, if any commit is durable ──► on_done, on_done …
-                         └───────────── one committer at a time, in submit order ─────────────┘
+    submit ──► queue ──► commit_batch of the store: write, sync once ──► publish: every commit gets its outcome
+                         └─────────────── one committer at a time, in submit order ───────────────┘
 
 A thread that waits for a commit tries to be the committer, so a single durable write needs no thread switch. While one
-committer syncs, the queue fills: batches grow with the load and need no timer. Commits that no thread waits for are
-committed by the writer thread. It is also woken for commits that a committer leaves in the queue. Without `start` there
-is no writer thread, and callers commit in their order.
+committer syncs, the queue fills: batches grow with the load and need no timer. A committer commits one batch. The
+commits that it leaves in the queue are committed by the writer thread of a store that has one (`wal.shard`). Without
+one, a thread that waits for such a commit takes over; if none waits, the same thread commits again.
 
-An event loop must not block: `begin_commit` writes a batch, the fsync thread syncs it, `finish_commit` publishes it.
-`CommitState` has the states of such a batch. The commit lock is held meanwhile.
+`exclusive` gives a control operation the commit lock after at most one batch, however many threads submit.
 
-All commits of a batch have the same outcome. After a failure that trips the latch, every accepted commit fails and
-every later one is refused. Each commit gets exactly one outcome.
+All commits of a batch have the same outcome, and each commit gets exactly one.
 
-Lock order: commit lock → locks that an `on_done` takes → queue lock. A thread that holds a lock that some `on_done`
-takes must not wait for a future, ask for a position or close the shard.
+Lock order: commit lock → locks that `publish` takes → queue lock. A thread that holds a lock that `publish` takes must
+not wait for a future or for the commit lock.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from functools import partial
-from threading import Condition, Lock, Thread, get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
+from threading import Event, Lock
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from tidelog.clock import Clock
-from tidelog.disk import fork
-from tidelog.disk.fsync_thread import FsyncThread
-from tidelog.disk.interface import File
-from tidelog.disk.interrupts import DEFER_SIGNALS, defer_signals_in
-from tidelog.errors import Busy, Closed, DiskFull, Error, Latched
-from tidelog.types import Buffer
-from tidelog.wal.paths import Position
-from tidelog.wal.writer import Writer
+from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.errors import Error, InDoubt
 
-if TYPE_CHECKING:
-    from tidelog.wal.future import CommitFuture
-
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Commit:
-    """One caller's frames, back to back in `pieces`: all of them are written, or none.
-
-    The committer calls `before_write` and `on_done` in submit order with the commit lock held. They must neither raise
-    nor wait for a commit. Subclasses override `apply`.
-    """
-
-    __slots__ = (
-        "_callback",
-        "copied_frames",
-        "delayed_us",
-        "durable",
-        "file",
-        "frames",
-        "future",
-        "may_use_reserve",
-        "offset",
-        "pieces",
-        "queued_us",
-        "size",
-    )
-
-    def __init__(
-        self,
-        pieces: Sequence[Buffer],
-        *,
-        frames: int,
-        durable: bool,
-        on_done: Callable[[Error | None], object] | None = None,
-        future: CommitFuture[Any] | None = None,
-    ) -> None:
-        self.pieces, self.frames, self.durable = pieces, frames, durable
-        self.size = sum(map(len, pieces))
-        self.file: File | None = None  # once written: the file, for reading
-        self.offset = 0  # and the position of its first byte there
-        self.queued_us = 0  # when it was queued
-        self.delayed_us = 0  # how long the commit window delayed it
-        self.copied_frames = 0  # frames that are copies made by routers: they are counted separately
-        # Whether it may use the disk reserve: commits that free space, or record what was removed. Not new records.
-        self.may_use_reserve = True
-        self.future: CommitFuture[Any] | None = future
-        self._callback = on_done
+class Committer(Protocol):
+    """Commits what futures wait for."""
 
     @property
-    def needs_sync(self) -> bool:
-        """Whether it will need a sync, as far as is known before `before_write`."""
-        return self.durable
-
-    def before_write(self) -> None:
-        """Called right before the write: the last chance to `prepend` a frame."""
-
-    def on_done(self, error: Error | None) -> None:
-        """Apply the outcome and resolve the future. Called exactly once; None: written, and synced if durable."""
-        result = self.apply(error)
-        if self.future is not None:
-            self.future.set_result(result if error is None else error)
-
-    def apply(self, error: Error | None) -> Any:
-        """Apply the outcome to the state in memory. Return the result of the future, or an Error that it raises."""
-        return None if self._callback is None else self._callback(error)
-
-    def prepend_durable(self, frame: bytes) -> None:
-        """Put a frame in front that must be durable before the commit is acknowledged."""
-        self.prepend(frame)
-        self.durable = True
-
-    def prepend(self, frame: bytes) -> None:
-        """Put a frame in front that has the same outcome."""
-        self.pieces = [frame, *self.pieces]
-        self.frames, self.size = self.frames + 1, self.size + len(frame)
-
-
-WINDOW_SLICE_MS: Final = 0.25
-
-
-def wait_for_more_commits(window_ms: float, arrived: Callable[[], int], pause: Callable[[float], object]) -> int:
-    """Wait in slices until a slice brings no commit or the window is over; return the number of slices."""
-    for slices in range(int(window_ms / WINDOW_SLICE_MS)):
-        before = arrived()
-        pause(WINDOW_SLICE_MS / 1000)
-        if arrived() == before:
-            return slices + 1
-    return int(window_ms / WINDOW_SLICE_MS)
-
-
-SYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
-"""Upper bounds of the buckets of sync durations; one more bucket takes longer ones."""
-
-
-@dataclass(slots=True)
-class ShardStats:
-    """Counters since the shard was created."""
-
-    frames: int = 0  # without copies and seq reservations: one write of one record is one frame
-    copied_frames: int = 0  # of copies made by routers: the records and their router frames
-    batches: int = 0  # commit batches that were written
-    bytes: int = 0
-    fsyncs: int = 0  # of commit batches, ticks and the close; a rotation's own sync is not counted
-    rotations: int = 0
-    queue_depth: int = 0  # commits in the queue now
-    queue_peak: int = 0  # the most commits that were ever in the queue
-    queue_full_count: int = 0  # submits that were refused because the queue was full
-    sync_us: int = 0  # total duration of the fsyncs above
-    sync_us_counts: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BUCKETS_US) + 1))
-
-    def record_sync(self, us: int) -> None:
-        self.fsyncs += 1
-        self.sync_us += us
-        self.sync_us_counts[bisect_left(SYNC_BUCKETS_US, us)] += 1
-
-    def copy(self) -> ShardStats:
-        return replace(self, sync_us_counts=self.sync_us_counts.copy())
-
-
-_INTERRUPT_RETRIES: Final = 3
-
-
-class InterruptGuard:
-    """Completes steps that an exception other than a disk error interrupts, and raises the exception afterwards.
-
-    Writes are positional and syncs can be repeated, so repeating a step has the same result. An exception that occurs
-    every time is not an interrupt, and is raised at once.
-    """
-
-    def __init__(self) -> None:
-        self._interrupt: BaseException | None = None
-
-    def run(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(_INTERRUPT_RETRIES):
-            try:
-                return step(*args, **kwargs)
-            except (Error, OSError):
-                raise
-            except BaseException as error:
-                self._interrupt = error
-        return step(*args, **kwargs)
-
-    def raise_pending(self) -> None:
-        """Raise the interrupt, if there was one."""
-        if self._interrupt is not None:
-            raise self._interrupt
-
-
-class CommitState(Enum):
-    """State of the batch that an event loop began. The commit lock is held in every state but IDLE.
-
-    IDLE        → SYNCING      `begin_commit`: written, the fsync thread syncs it
-    IDLE        → HANDED_OVER  `begin_commit`: the write failed, or the fsync thread cannot be used: another sync is
-                               running, or the file has no descriptor
-    SYNCING     → IDLE         `finish_commit`, by the first thread that reads the result of the sync: the event loop;
-                               the writer thread, if the loop does not come within COMPLETION_POLL_S; the thread that
-                               began it and now needs the commit lock; `close`
-    HANDED_OVER → TAKEN_OVER   the writer thread (without one: any thread that waits) syncs it, or rolls it back
-    TAKEN_OVER  → IDLE         its commits have their outcome
-    """
-
-    IDLE = auto()
-    SYNCING = auto()
-    HANDED_OVER = auto()
-    TAKEN_OVER = auto()
-
-
-_TRANSITIONS: Final = {
-    CommitState.IDLE: (CommitState.SYNCING, CommitState.HANDED_OVER),
-    CommitState.SYNCING: (CommitState.IDLE,),
-    CommitState.HANDED_OVER: (CommitState.TAKEN_OVER,),
-    CommitState.TAKEN_OVER: (CommitState.IDLE,),
-}
-
-
-class InflightBatch(NamedTuple):
-    """A batch that an event loop began."""
-
-    batch: list[Commit]
-    write_us: int
-    started_us: int
-    write_error: OSError | None  # the write failed and must be rolled back
-    thread_id: int  # the thread that began it
-    number: int  # batches are numbered by `begin_commit`
-
-
-PREPENDED_BYTES_MAX: Final = 160  # at most, of frames that `before_write` prepends to a commit
-COMPLETION_POLL_S: Final = 0.05  # interval at which the writer thread checks the batch in flight
-COMMIT_LOCK_TIMEOUT_S: Final = 0.005  # of the writer thread: the holder may hand its batch over meanwhile
-_ASYNC_BATCH_BYTES_MAX: Final = 1 << 20  # larger batches are written by the writer thread, not by an event loop
-
-
-@defer_signals_in("submit", "position", "synced_position", "start", "close")
-class Shard:
-    """One ordered stream of commits into the WAL files of one directory. Thread-safe."""
-
-    def __init__(
-        self,
-        writer: Writer,
-        *,
-        clock: Clock,
-        queue_max: int = 4096,
-        batch_frames: int = 4096,
-        batch_bytes: int = 8 << 20,
-        window_ms: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self.writer, self.directory, self.queue_max = writer, writer.directory, queue_max
-        self.window_ms = window_ms  # how long the writer thread may wait for more commits before it writes
-        self.on_tick_needed: Callable[[], None] = lambda: None  # `tick` should be called soon: for a new file or a sync
-        self.write_us = self.sync_us = 0  # durations of the last batch, read by the `on_done` of its commits
-        self._latch = writer.latch
-        self._batch_frames, self._batch_bytes = batch_frames, batch_bytes
-        self._now_us = clock.monotonic_us
-        self.lock = Lock()  # the queue lock; futures of this shard use it too
-        self._queue: deque[Commit] = deque()
-        self._submitted = 0
-        self._stats = ShardStats()
-        self._is_closed = False  # new commits are refused
-        self._commit_lock = Lock()
-        self._acked_position = writer.position  # commits before it were acknowledged
-        self._prepare_lock = Lock()  # held while the next file is prepared: any thread may tick
-        # The batch in flight.
-        self._state = CommitState.IDLE
-        self._inflight: InflightBatch | None = None
-        self._fsync_thread: FsyncThread | None = None
-        self._on_finished_elsewhere: Callable[[], None] = lambda: None
-        # The writer thread.
-        self._thread: Thread | None = None
-        self._wake = Condition(self.lock)
-        self._writer_wanted = False  # it should commit the queue
-        self._writer_is_asleep = False  # it waits without a timeout
-        self._begin_count = 0  # batches that were begun
-        self._seen_begin = self._checked_begin = 0  # the last one that the writer thread saw, and checked
-
-    @property
-    def is_latched(self) -> bool:
-        """Whether an earlier failure stopped writing."""
-        return self._latch.is_tripped
-
-    def check_writable(self) -> None:
-        """Raise Latched if an earlier failure stopped writing."""
-        self._latch.check()
-
-    @property
-    def has_writer_thread(self) -> bool:
-        """Whether commits are completed without a thread that waits for them."""
-        return self._thread is not None
-
-    @property
-    def queue_length(self) -> int:
-        return len(self._queue)
-
-    @property
-    def commits_without_sync(self) -> bool:
-        """Whether the commits in the queue need no sync."""
-        with self.lock:
-            return not any(commit.needs_sync for commit in self._queue)
-
-    @property
-    def may_need_new_file(self) -> bool:
-        """Whether the commits in the queue may need a new file: several syncs, after all other work of the disk."""
-        with self.lock:
-            return self.writer.is_full(sum(commit.size + PREPENDED_BYTES_MAX for commit in self._queue))
-
-    @property
-    def stats(self) -> ShardStats:
-        """A copy of the counters."""
-        with self.lock:
-            stats = self._stats.copy()
-            stats.queue_depth, stats.rotations = len(self._queue), self.writer.rotations
-            return stats
-
-    # ── blocking callers ──────────────────────────────────────────────────────────────────────
-
-    def submit(self, commit: Commit, *, nowait: bool = False) -> None:
-        """Queue a commit. If it raises Busy, Latched or Closed, nothing was queued.
-
-        `nowait`: wake the writer thread. Without it the caller waits for the commit's future.
-        """
-        with self.lock:
-            if self._is_closed:
-                raise Closed(f"the WAL in {self.directory} was closed; nothing was written, open it again")
-            self._latch.check()
-            depth = len(self._queue) + 1
-            if depth > self.queue_max:
-                self._stats.queue_full_count += 1
-                raise Busy(
-                    f"{self.queue_max} writes wait for the disk of {self.directory} already; nothing was written, "
-                    "retry later"
-                )
-            commit.queued_us = self._now_us()
-            self._queue.append(commit)
-            self._submitted += 1
-            self._stats.queue_peak = max(self._stats.queue_peak, depth)
-            if nowait:
-                self._wake_writer_locked()
-
-    def commit_pending(self, *, blocking: bool = True, timeout: float = -1, gathered_us: int = 0) -> bool:
-        """Commit one batch from the queue. False if the queue was empty, or if another thread held the commit lock and
-        `blocking` or `timeout` said not to wait longer. `gathered_us`: for how long the caller let the batch grow."""
-        with DEFER_SIGNALS:  # before the lock is taken: an interrupt after that would never release it
-            if not self._acquire_commit_lock(blocking, timeout):
-                return False
-            try:
-                return self._commit_batch(gathered_us)
-            finally:
-                self._release_commit_lock()
-
-    def tick(self) -> None:
-        """Commit the queue, sync, write the idle mark and prepare the next file. Raises Latched if this sync fails;
-        does nothing once latched or closed."""
-        if not self.sync():
-            return
-        with DEFER_SIGNALS:  # as in `commit_pending`
-            if self._commit_lock.acquire(blocking=False):  # its holder writes the mark with a batch
-                try:
-                    self.writer.write_idle_mark()
-                finally:
-                    self._release_commit_lock()
-        if self._prepare_lock.acquire(blocking=False):
-            try:
-                self.writer.prepare_next_file()
-            finally:
-                self._prepare_lock.release()
-
-    def sync(self) -> bool:
-        """Commit one batch from the queue and sync; False once latched or closed."""
-        self.commit_pending()
-        if self._latch.is_tripped or self._is_closed:
-            return False
-        self._sync()  # without the commit lock: writes that need no sync need not wait for this one
-        return True
-
-    def position(self) -> Position:
-        """Where the next batch is written. Every commit before it is done."""
-        with self._hold_commit_lock():
-            return self.writer.position
-
-    def synced_position(self) -> Position:
-        """Every byte before it survives a power cut, and every commit before it is done."""
-        with self._hold_commit_lock():
-            return self.writer.synced
-
-    def is_synced(self, file: File, end: int) -> bool:
-        """Whether the bytes of a commit's file before `end` survive a power cut. Called with the commit lock held."""
-        return file is not self.writer.reader or self.writer.synced.pos >= end
-
-    def start(self) -> None:
-        """Start the writer thread; `close` stops it. It is a daemon: a program that dies of an exception must be able
-        to exit, and the owner of the shard closes it at the interpreter's exit."""
-        with self.lock:
-            if self._thread is None and not self._is_closed:
-                thread = Thread(target=self._run_writer, name=f"tidelog wal {self.directory}", daemon=True)
-                thread.start()
-                self._thread = thread
-
-    def close(self) -> None:
-        """Refuse new commits, commit the queue, sync, stop the writer thread. On return every accepted commit has its
-        outcome, and acknowledged ones are durable. Raises Latched if they are not, because the last sync or an earlier
-        one failed. Idempotent."""
-        with self.lock:
-            self._is_closed = True
-            self._wake.notify_all()
-        while self._thread is not None and self._thread.is_alive():
-            self._wait_for_inflight()  # the writer thread may wait for the commit lock
-            self._thread.join(COMPLETION_POLL_S)
-        while True:
-            self._wait_for_inflight()
-            if self._commit_lock.acquire(timeout=COMPLETION_POLL_S):  # else a batch may have been begun meanwhile
-                break
-        self._release_commit_lock()
-        while self.commit_pending():
-            pass
-        with self._hold_commit_lock():
-            acked, self._acked_position = self._acked_position, self.writer.synced
-            try:
-                if not self._latch.is_tripped:
-                    self._sync()
-                elif acked > self.writer.synced:
-                    raise self._latch.unsynced_error()
-            finally:
-                self.writer.close()
-                fsync_thread, self._fsync_thread = self._fsync_thread, None
-                if fsync_thread is not None:
-                    fsync_thread.close()
-
-    def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: the parent commits the queue, and every lock raises Forked here."""
-        self._is_closed = True
-        fork.poison_locks(self.directory, pid, self, self.writer)
-
-    # ── event loops ───────────────────────────────────────────────────────────────────────────
-
-    def enable_async(self, on_finished_elsewhere: Callable[[], None]) -> int:
-        """Allow `begin_commit`; needs a writer thread. Return the descriptor that is readable when `finish_commit` can
-        finish the batch. `on_finished_elsewhere` is called, in any thread, when another thread has finished it."""
-        self._on_finished_elsewhere = on_finished_elsewhere
-        self._fsync_thread = self._fsync_thread or FsyncThread(f"tidelog sync {self.directory}")
-        return self._fsync_thread.descriptor
-
-    @property
-    def has_inflight_batch(self) -> bool:
-        """Whether a batch was begun and is not finished."""
-        return self._state is not CommitState.IDLE
-
-    @property
-    def inflight_us(self) -> int:
-        """The age of the batch in flight; 0 without one."""
-        inflight = self._inflight
-        return 0 if inflight is None else self._now_us() - inflight.started_us
-
-    def begin_commit(self, *, gathered_us: int = 0) -> bool:
-        """Write one batch from the queue without blocking. A batch that needs a sync is finished by `finish_commit`.
-        False if nothing was begun: the queue is empty, another thread commits, or the batch is large or needs a new
-        file, which is left to the writer thread."""
-        if not self._commit_lock.acquire(blocking=False):
-            return False
-        is_inflight = False  # then the commit lock is released by the thread that finishes the batch
-        try:
-            batch = [] if self._is_closed else self._take_batch()
-            if not batch:
-                return False
-            size = sum(commit.size + PREPENDED_BYTES_MAX for commit in batch)
-            if size > _ASYNC_BATCH_BYTES_MAX or self.writer.is_full(size) or self.writer.is_reserve_file:
-                with self.lock:
-                    self._queue.extendleft(reversed(batch))
-                return False
-            write_error: OSError | None = None
-            try:
-                is_inflight = self._write(batch, gathered_us, self.writer.write_raw)
-            except OSError as error:
-                is_inflight, write_error = True, error
-            except BaseException as error:
-                self._finish_batch(batch, error)
-                return True
-            if is_inflight:
-                self._start_sync(batch, write_error)
-            else:
-                self._finish_batch(batch, None)
-            return True
-        finally:
-            if not is_inflight:
-                self._release_commit_lock()
-
-    def _start_sync(self, batch: list[Commit], write_error: OSError | None) -> None:
-        """Leave a batch to the fsync thread; to the writer thread if that cannot sync it, or the write failed."""
-        fsync_thread = self._fsync_thread if write_error is None else None
-        descriptor = None if fsync_thread is None else self.writer.begin_sync()
-        with self.lock:
-            self._begin_count += 1
-            self._inflight = InflightBatch(
-                batch, self.write_us, self._now_us(), write_error, get_ident(), self._begin_count
-            )
-            self._enter(CommitState.HANDED_OVER if descriptor is None else CommitState.SYNCING)
-            if descriptor is None or self._writer_is_asleep:
-                self._wake.notify()
-        if fsync_thread is not None and descriptor is not None:
-            fsync_thread.request(descriptor)
-
-    def finish_commit(self, *, by_loop: bool = True) -> bool:
-        """Publish the batch in flight if the fsync thread has synced it, and release the commit lock; False otherwise.
-        `by_loop`: the caller is the event loop, which also commits the rest of the queue."""
-        fsync_thread = self._fsync_thread
-        if fsync_thread is None:
-            return False
-        failure: Error | None = None
-        try:
-            self.writer.end_sync(fsync_thread.result())
-        except BlockingIOError:
-            return False
-        except Error as error:
-            failure = error
-        inflight = self._inflight
-        assert inflight is not None, "a sync was requested"
-        self.write_us, self.sync_us = inflight.write_us, self._now_us() - inflight.started_us
-        if failure is None:
-            with self.lock:
-                self._stats.record_sync(self.sync_us)
-        self._end_inflight(inflight.batch, failure, by_loop=by_loop)
-        return True
-
-    def _take_over_batch(self) -> bool:
-        """Sync or roll back the batch that was handed over, with the commit lock of the thread that began it. False if
-        there is none."""
-        with self.lock:
-            inflight = self._inflight
-            if self._state is not CommitState.HANDED_OVER or inflight is None:
-                return False
-            self._enter(CommitState.TAKEN_OVER)
-        outcome: BaseException | None = None
-        try:
-            if inflight.write_error is not None:
-                raise self.writer.rollback(inflight.write_error) from inflight.write_error
-            self.write_us, self.sync_us = inflight.write_us, self._sync()
-        except BaseException as error:
-            outcome = error
-        self._end_inflight(inflight.batch, outcome, by_loop=False)
-        return True
-
-    def _end_inflight(self, batch: list[Commit], outcome: BaseException | None, *, by_loop: bool) -> None:
-        with self.lock:
-            self._inflight = None
-            self._enter(CommitState.IDLE)
-        try:
-            self._finish_batch(batch, outcome)
-        finally:
-            if by_loop:
-                self._commit_lock.release()
-            else:
-                self._release_commit_lock()
-                self._on_finished_elsewhere()
-
-    def _enter(self, state: CommitState) -> None:
-        assert state in _TRANSITIONS[self._state], f"{self._state} cannot become {state}"
-        self._state = state
-
-    def _wait_for_inflight(self) -> None:
-        """Wait until no batch is in flight, and finish it here if its event loop does not: the loop may be gone."""
-        while self._state is not CommitState.IDLE and (fsync_thread := self._fsync_thread) is not None:
-            has_writer = self._thread is not None and self._thread.is_alive()
-            if has_writer or not self._take_over_batch():
-                fsync_thread.wait(COMPLETION_POLL_S)
-                self.finish_commit(by_loop=False)
-
-    # ── one batch, with the commit lock held ──────────────────────────────────────────────────
-
-    def _commit_batch(self, gathered_us: int) -> bool:
-        batch = self._take_batch()
-        if not batch:
-            return False
-        guard = InterruptGuard()
-        may_use_reserve = all(commit.may_use_reserve for commit in batch)
-        outcome = self._write_and_sync(batch, gathered_us, guard, may_use_reserve=may_use_reserve)
-        if isinstance(outcome, DiskFull) and not may_use_reserve:
-            # New records are refused; commits that free space are tried again without them.
-            rest = [commit for commit in batch if commit.may_use_reserve]
-            self._finish_batch([commit for commit in batch if not commit.may_use_reserve], outcome)
-            if rest:
-                self._finish_batch(rest, self._write_and_sync(rest, gathered_us, guard, may_use_reserve=True))
-        else:
-            self._finish_batch(batch, outcome)
-        guard.raise_pending()
-        return True
-
-    def _take_batch(self) -> list[Commit]:
-        """Take the next batch from the queue: as many commits as the limits allow, and at least one."""
-        frames = size = 0
-        batch: list[Commit] = []
-        with self.lock:
-            while self._queue:
-                commit = self._queue[0]
-                frames, size = frames + commit.frames, size + commit.size
-                if batch and (frames > self._batch_frames or size > self._batch_bytes):
-                    break
-                batch.append(self._queue.popleft())
-        return batch
-
-    def _write_and_sync(
-        self, batch: list[Commit], gathered_us: int, guard: InterruptGuard, *, may_use_reserve: bool
-    ) -> BaseException | None:
-        """Write a batch, and sync it if a commit is durable; return the error, if any."""
-        write = partial(guard.run, partial(self.writer.write, may_use_reserve=may_use_reserve))
-        try:
-            if self._write(batch, gathered_us, write):
-                self.sync_us = guard.run(self._sync)
-        except BaseException as error:
-            return error
-        return None
-
-    def _write(self, batch: list[Commit], gathered_us: int, write: Callable[..., None]) -> bool:
-        """Write a batch with `write`; return whether it needs a sync."""
-        pieces: list[Buffer] = []
-        prepended = copied = frames = size = 0
-        durable = False
-        for commit in batch:
-            prepended -= commit.frames
-            commit.before_write()
-            prepended += commit.frames
-            copied += commit.copied_frames
-            pieces += commit.pieces
-            frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
-        start_us = self._now_us()
-        if gathered_us:
-            for commit in batch:
-                commit.delayed_us = min(start_us - commit.queued_us, gathered_us)
-        write(pieces, size=size, frames=frames)
-        if self.writer.should_prepare_next or (not durable and self.writer.should_sync):
-            self.on_tick_needed()
-        self.write_us, self.sync_us = self._now_us() - start_us, 0
-        offset, reader = self.writer.position.pos - size, self.writer.reader
-        for commit in batch:
-            commit.offset, commit.file = offset, reader
-            offset += commit.size
-        stats = self._stats
-        stats.batches += bool(frames)
-        stats.frames, stats.copied_frames = stats.frames + frames - prepended - copied, stats.copied_frames + copied
-        stats.bytes += size
-        return durable
-
-    def _sync(self) -> int:
-        start_us = self._now_us()
-        if not self.writer.sync():
-            return 0
-        took_us = self._now_us() - start_us
-        with self.lock:
-            self._stats.record_sync(took_us)
-        return took_us
-
-    def _finish_batch(self, batch: list[Commit], outcome: BaseException | None) -> None:
-        """Give a batch its outcome. An outcome that is not an Error trips the latch and is raised afterwards."""
-        if outcome is not None and not isinstance(outcome, Error):
-            self._fail_all(batch, outcome)
-            raise outcome
-        if outcome is None:
-            self._acked_position = self.writer.position
-        self._notify_batch(batch, outcome)
-        if self._latch.is_tripped:
-            try:
-                self._latch.check()
-            except Latched as error:
-                self._notify_batch(self._drain_queue(), error)
-
-    def _notify_batch(self, batch: list[Commit], error: Error | None) -> None:
-        notified = 0
-        try:
-            for commit in batch:
-                notified += 1
-                commit.on_done(error)
-        except BaseException as failure:
-            # The state in memory no longer follows the WAL: continuing would make it worse.
-            self._fail_all(batch[notified:], failure)
-            raise
-
-    def _fail_all(self, batch: list[Commit], cause: BaseException) -> None:
-        """Trip the latch and fail every commit without an outcome, even if their `on_done` raises."""
-        error = self._latch.trip(cause, "committing")
-        error.__cause__ = cause
-        for commit in (*batch, *self._drain_queue()):
-            with suppress(BaseException):
-                commit.on_done(error)
-
-    def _drain_queue(self) -> list[Commit]:
-        with self.lock:
-            commits = list(self._queue)
-            self._queue.clear()
-        return commits
-
-    # ── the commit lock and the writer thread ─────────────────────────────────────────────────
-
-    def _acquire_commit_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the commit lock. A thread that began the batch in flight finishes it first: it holds the lock itself."""
-        inflight = self._inflight
-        if inflight is not None and inflight.thread_id == get_ident():
-            self._wait_for_inflight()
-        return self._commit_lock.acquire(blocking, timeout)
-
-    def _release_commit_lock(self) -> None:
-        """Release the commit lock, then check the queue: a thread that found the lock taken had submitted before, so
-        its commit is seen here and the writer thread commits it."""
-        self._commit_lock.release()
-        if self._queue:
-            self.wake_writer()
-
-    @contextmanager
-    def _hold_commit_lock(self) -> Iterator[None]:
-        self._acquire_commit_lock()
-        try:
-            yield
-        finally:
-            self._release_commit_lock()
+    def lock(self) -> Lock:
+        """The queue lock, which futures use too."""
+
+    def commit_for(self, future: CommitFuture[Any], timeout: float | None) -> None:
+        """Commit in this thread, unless another thread is committing."""
 
     def wake_writer(self) -> None:
         """Make the writer thread, if there is one, commit the queue."""
-        with self.lock:
-            self._wake_writer_locked()
 
-    def _wake_writer_locked(self) -> None:
-        if not self._writer_wanted:
-            self._writer_wanted = True
-            self._wake.notify()
+    def in_doubt(self, timeout: float | None) -> InDoubt:
+        """The error of a caller that stops waiting."""
 
-    def _run_writer(self) -> None:
-        while self._wait_for_work():
-            if self._state is not CommitState.IDLE and (self._check_inflight() or not self._has_work):
-                continue
-            start_us = self._now_us()
-            slices = wait_for_more_commits(self.window_ms(), lambda: self._submitted, self._pause)
-            with self.lock:
-                self._writer_wanted = False
-            gathered_us = self._now_us() - start_us if slices else 0
-            if not self.commit_pending(timeout=COMMIT_LOCK_TIMEOUT_S, gathered_us=gathered_us) and self._queue:
-                self.wake_writer()
+
+class CommitFuture(Generic[T]):
+    """The caller's handle on the outcome of its commit. Any number of threads may wait for it.
+
+    `wait` first tries to commit in the calling thread. Only if another thread is committing does the caller block, on
+    an event that is created when it is needed.
+    """
+
+    __slots__ = ("_callbacks", "_committer", "_error", "_event", "_is_done", "_value", "_waiting_threads")
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._is_done = False
+        self._value: T | None = None
+        self._error: Error | None = None
+        self._event: Event | None = None
+        self._waiting_threads = 0  # threads in `_block`
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    @classmethod
+    def completed(cls, committer: Committer, value: T) -> CommitFuture[T]:
+        """A future with a known result."""
+        future: CommitFuture[T] = CommitFuture(committer)
+        future._value, future._is_done = value, True
+        return future
 
     @property
-    def _has_work(self) -> bool:
-        """Whether the writer thread should commit the queue."""
-        return bool(self._queue) and (self._writer_wanted or self._is_closed)
+    def done(self) -> bool:
+        return self._is_done
 
-    def _wait_for_work(self) -> bool:
-        """Block the writer thread until there is a queue to commit or a batch in flight to check; False: it ends."""
-        with self.lock:
-            while self._state is not CommitState.HANDED_OVER and not self._has_work:
-                if self._is_closed and self._state is CommitState.IDLE:
-                    return False
-                self._writer_wanted = False
-                # The event loop that should commit the queue may be gone: after one interval this thread commits it.
-                is_loops_queue = self._fsync_thread is not None and bool(self._queue)
-                is_idle = self._state is CommitState.IDLE and not is_loops_queue
-                # While batches are begun it polls: waking it for each one would cost a thread switch a batch.
-                self._writer_is_asleep = is_idle and self._begin_count == self._seen_begin
-                self._seen_begin = self._begin_count
-                woken = self._wake.wait(None if self._writer_is_asleep else COMPLETION_POLL_S)
-                self._writer_is_asleep = False
-                if self._state is CommitState.IDLE:
-                    self._writer_wanted = self._writer_wanted or (is_loops_queue and not woken)
-                elif not woken or self.inflight_us >= COMPLETION_POLL_S * 1e6:
-                    return True
-            return True
+    def set_result(self, outcome: T | Error) -> None:
+        """Set the outcome, once: the result, or the error that `wait` raises. Called by the committer."""
+        assert not self._is_done, "a commit has one outcome"
+        with self._committer.lock:
+            if isinstance(outcome, Error):
+                self._error = outcome
+            else:
+                self._value = outcome
+            self._is_done = True
+            event, callbacks, self._callbacks = self._event, self._callbacks, []
+        if event is not None:
+            event.set()
+        for callback in callbacks:
+            # A callback may belong to an event loop that is closed; that must not stop the committer.
+            with suppress(Exception):
+                callback(self)
 
-    def _check_inflight(self) -> bool:
-        """Finish the batch in flight if it was handed over, or if this is the second check of it: then its event loop
-        may be gone. Return whether it is finished."""
-        inflight = self._inflight
-        if self._take_over_batch():
-            return True
-        if inflight is None:
+    def set_exception(self, error: Error) -> None:
+        self.set_result(error)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Return the result or raise the commit's error. Raises InDoubt after `timeout` seconds; a caller that commits
+        in its own thread returns when the disk does, however long that takes."""
+        while not self._is_done:
+            self._committer.commit_for(self, timeout)
+            if not self._is_done:
+                self._block(timeout)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value  # type: ignore[return-value]  # None only where T allows it
+
+    def try_commit(self) -> None:
+        """Commit in this thread, unless another thread is committing."""
+        self._committer.commit_for(self, None)
+
+    def add_done_callback(self, callback: Callable[[Self], object], *, wake_writer: bool = True) -> None:
+        """Call `callback(future)` once the outcome is known: now, or by the committer. It must be short and must not
+        block; exceptions are suppressed. Without `wake_writer` the caller commits the queue itself."""
+        committer = self._committer
+        with committer.lock:
+            pending = not self._is_done
+            if pending:
+                self._callbacks.append(callback)
+        if pending and wake_writer:
+            committer.wake_writer()
+        elif not pending:
+            callback(self)
+
+    def _block(self, timeout: float | None) -> None:
+        """Wait for the outcome, or until the committer hands over to this thread."""
+        with self._committer.lock:
+            if self._is_done:
+                return
+            event = self._event = self._event or Event()
+            self._waiting_threads += 1
+        try:
+            event.wait(timeout)
+        except BaseException:
+            if self._end_wait(event):
+                self.try_commit()  # the queue was handed over to this thread, which stops waiting
+            raise
+        if not self.done and not self._end_wait(event):
+            raise self._committer.in_doubt(timeout)
+
+    def _end_wait(self, event: Event) -> bool:
+        """Return whether this thread was woken, by the outcome or by a committer that hands over."""
+        with self._committer.lock:
+            self._waiting_threads -= 1
+            woken = event.is_set()
+            if not self._is_done:
+                event.clear()
+            return woken
+
+    def take_over_locked(self) -> bool:
+        """Wake a thread that waits for this future to commit the queue; False if none waits. Called with the queue
+        lock."""
+        if self._event is None or not self._waiting_threads:
             return False
-        is_second_check, self._checked_begin = inflight.number == self._checked_begin, inflight.number
-        return is_second_check and self.finish_commit(by_loop=False)
+        self._event.set()
+        return True
 
-    def _pause(self, seconds: float) -> None:
+
+class QueuedCommit(Protocol):
+    """What one caller submits: all of it is committed, or none."""
+
+    @property
+    def frames(self) -> int: ...
+    @property
+    def size(self) -> int:
+        """Bytes, for the limit of a batch."""
+
+    @property
+    def future(self) -> CommitFuture[Any] | None: ...
+    def on_done(self, error: Error | None) -> None:
+        """Apply the outcome and resolve the future."""
+
+
+C = TypeVar("C", bound=QueuedCommit)
+
+
+class CommitStore(Protocol[C]):
+    """Where a batch is written, and what follows from it. Called with the commit lock held."""
+
+    def commit_batch(self, batch: list[C], gathered_us: int) -> None:
+        """Write and sync a batch, and pass the outcome to `GroupCommit.finish_batch`."""
+
+    def publish(self, batch: list[C], error: Error | None) -> None:
+        """Give every commit of a batch its outcome; None: it is as durable as its caller asked."""
+
+    def fail(self, cause: BaseException) -> Error:
+        """Stop, where the store must: the outcome of commits whose batch raised an exception that is no Error."""
+
+    def in_doubt(self, timeout: float | None) -> InDoubt:
+        """The error of a caller that stops waiting. Called without the commit lock."""
+
+
+_NO_LIMIT: Final = 1 << 62
+
+
+class GroupCommit(Generic[C]):
+    """The queue of one store and the right to commit it. Thread-safe."""
+
+    def __init__(
+        self,
+        store: CommitStore[C],
+        *,
+        batch_frames: int = _NO_LIMIT,
+        batch_bytes: int = _NO_LIMIT,
+        wake_writer: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self.wake_writer, self.in_doubt = store, wake_writer, store.in_doubt
+        self._batch_frames, self._batch_bytes = batch_frames, batch_bytes
+        self.lock = Lock()  # the queue lock
+        self.queue: deque[C] = deque()
+        self.commit_lock = Lock()
+        self._waiting_changes = 0  # threads that wait in `exclusive`, or are inside
+
+    @property
+    def has_waiting_change(self) -> bool:
+        """Whether a thread waits in `exclusive`, or is inside."""
+        return self._waiting_changes > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no commit is queued, no thread has the commit lock and none waits for it to make a change."""
+        # In this order: a committer takes the lock first, then the batch.
+        return not self.queue and not self.commit_lock.locked() and not self._waiting_changes
+
+    def submit(self, commit: C) -> None:
         with self.lock:
-            if not self._is_closed:
-                self._wake.wait(seconds)
+            self.queue.append(commit)
+
+    def commit_pending(self, *, blocking: bool = True, timeout: float = -1, gathered_us: int = 0) -> bool:
+        """Commit one batch from the queue. False if the queue was empty, or if another thread held the commit lock and
+        `blocking` or `timeout` said not to wait longer; a caller that does not block also lets changes go first.
+        `gathered_us`: for how long the caller let the batch grow."""
+        with DEFER_SIGNALS:  # before the lock is taken: an interrupt after that would never release it
+            if self._waiting_changes and not blocking:
+                return False
+            if not self.commit_lock.acquire(blocking, timeout):
+                return False
+            try:
+                batch = self.take_batch()
+                if batch:
+                    self._store.commit_batch(batch, gathered_us)
+                return bool(batch)
+            finally:
+                self.release()
+
+    def commit_all(self) -> None:
+        """Commit the queue, unless another thread does or a change waits. After each batch a thread that waits for a
+        commit takes over. For stores without a writer thread."""
+        try:
+            while self.commit_pending(blocking=False) and self.queue and not self._hand_over():
+                pass
+        except BaseException:
+            self._hand_over()
+            raise
+
+    def commit_for(self, _future: CommitFuture[Any], _timeout: float | None) -> None:
+        """`Committer`, for futures of a store without a writer thread."""
+        self.commit_all()
+
+    def _hand_over(self) -> bool:
+        with self.lock:
+            return any(commit.future is not None and commit.future.take_over_locked() for commit in self.queue)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the commit lock for a change. Only the batch that is being committed comes before it."""
+        with self.lock:
+            self._waiting_changes += 1
+        try:
+            with self.commit_lock:
+                yield
+        finally:
+            with self.lock:
+                self._waiting_changes -= 1
+            if self.queue:
+                self.wake_writer()
+
+    def release(self) -> None:
+        """Release the commit lock, then check the queue: a thread that found the lock taken had submitted before, so
+        its commit is seen here and the writer thread commits it."""
+        self.commit_lock.release()
+        if self.queue:
+            self.wake_writer()
+
+    # ── one batch, with the commit lock held ──────────────────────────────────────────────────
+
+    def take_batch(self) -> list[C]:
+        """Take the next batch from the queue: as many commits as the limits allow, and at least one."""
+        frames = size = 0
+        batch: list[C] = []
+        with self.lock:
+            while self.queue:
+                commit = self.queue[0]
+                frames, size = frames + commit.frames, size + commit.size
+                if batch and (frames > self._batch_frames or size > self._batch_bytes):
+                    break
+                batch.append(self.queue.popleft())
+        return batch
+
+    def finish_batch(self, batch: list[C], outcome: BaseException | None) -> None:
+        """Give a batch its outcome. One that is not an Error fails every commit and is raised afterwards."""
+        if outcome is None or isinstance(outcome, Error):
+            self._store.publish(batch, outcome)
+        else:
+            self.fail_all(batch, outcome)
+            raise outcome
+
+    def fail_all(self, batch: list[C], cause: BaseException) -> None:
+        """Fail every commit without an outcome, even if their `on_done` raises."""
+        error = self._store.fail(cause)
+        error.__cause__ = cause
+        for commit in (*batch, *self.drain()):
+            with suppress(BaseException):
+                commit.on_done(error)
+
+    def drain(self) -> list[C]:
+        """Take every commit from the queue."""
+        with self.lock:
+            commits = list(self.queue)
+            self.queue.clear()
+        return commits

@@ -3,6 +3,7 @@
     wal/                              one shard: files directly here, shard key ""
       CURRENT                         names the newest file: if that one is gone, it was lost
       NEWEST-0000000000000412-1048576 the same in the name of an empty file, in case CURRENT is lost as well
+      SYNCED                          up to where which file was synced when the shard was last idle
       SPARE                           the next file, filled with zeros ahead of time
       RESERVE                         disk space for deletes and checkpoints, released when the disk is full
       wal-0000000000000001.log
@@ -32,16 +33,17 @@ from tidelog.types import Ints
 
 SINGLE_SHARD_KEY: Final = ""
 CURRENT: Final = "CURRENT"
+SYNCED: Final = "SYNCED"
 PREALLOCATED: Final = "SPARE"
 RESERVE: Final = "RESERVE"
 NEWEST: Final = "NEWEST"
-DISPOSABLE_FILES: Final = (f"{CURRENT}.tmp", PREALLOCATED, f"{PREALLOCATED}.tmp")  # can be removed at any time
+DISPOSABLE_FILES: Final = (f"{CURRENT}.tmp", SYNCED, PREALLOCATED, f"{PREALLOCATED}.tmp")  # can be removed at any time
 _FILE_PATTERN = re.compile(r"wal-(\d{16,20})\.log")
 _NEWEST_PATTERN = re.compile(rf"{NEWEST}-(\d{{16,20}})-(\d{{1,20}})")
 _SHARD_PATTERN = re.compile(r"shard-(\d{2,})")
 _NUMBER_MAX: Final = (1 << 64) - 1
-_CURRENT_BYTES_MAX: Final = 128
-_CURRENT_PATTERN = re.compile(rb"(wal-\d{16,20}\.log)\nbytes=(\d{20})\nxxh3=([0-9a-f]{16})\n")
+_STATEMENT_BYTES_MAX: Final = 128
+_STATEMENT_PATTERN = re.compile(rb"(wal-\d{16,20}\.log)\n(?:bytes|synced)=(\d{20})\nxxh3=[0-9a-f]{16}\n")
 
 
 class Position(NamedTuple):
@@ -122,21 +124,24 @@ def list_file_numbers(disk: Disk, directory: str) -> list[int]:
 
 def encode_current(first: int, size: int) -> bytes:
     """The content of CURRENT. Its length is the same for all numbers of sixteen digits: it can be overwritten."""
-    body = f"{file_name(first)}\nbytes={size:020d}\n".encode()
+    return _encode_statement(first, "bytes", size)
+
+
+def encode_synced(synced: Position) -> bytes:
+    """The content of SYNCED."""
+    return _encode_statement(synced.file_number, "synced", synced.pos)
+
+
+def _encode_statement(first: int, field: str, value: int) -> bytes:
+    """A file's name and a number, with a checksum."""
+    body = f"{file_name(first)}\n{field}={value:020d}\n".encode()
     return body + b"xxh3=%016x\n" % xxh3_64_intdigest(body)
 
 
 def read_current(disk: Disk, directory: str) -> CurrentFile | None:
     """Read CURRENT; None if it is missing, invalid or unreadable."""
-    try:
-        file = disk.open(join(directory, CURRENT))
-        try:
-            content = file.read(0, _CURRENT_BYTES_MAX)
-        finally:
-            file.close()
-    except OSError:
-        return None
-    match = _CURRENT_PATTERN.fullmatch(content)
+    content = _read_small_file(disk, join(directory, CURRENT))
+    match = _STATEMENT_PATTERN.fullmatch(content)
     if match is None:
         first = parse_file_name(content.decode("ascii", "replace").removesuffix("\n"))
         return None if first is None else CurrentFile(first, None)
@@ -144,6 +149,30 @@ def read_current(disk: Disk, directory: str) -> CurrentFile | None:
     if first is None or encode_current(first, int(match[2])) != content:
         return None
     return CurrentFile(first, int(match[2]))
+
+
+def read_synced(disk: Disk, directory: str) -> Position | None:
+    """Read SYNCED: every byte of the file before the position was synced; None if it is missing, invalid or
+    unreadable, which proves nothing."""
+    content = _read_small_file(disk, join(directory, SYNCED))
+    match = _STATEMENT_PATTERN.fullmatch(content)
+    first = parse_file_name(match[1].decode()) if match else None
+    if match is None or first is None:
+        return None
+    synced = Position(first, int(match[2]))
+    return synced if encode_synced(synced) == content else None
+
+
+def _read_small_file(disk: Disk, path: str) -> bytes:
+    """The first bytes of a file; none if it cannot be read."""
+    try:
+        file = disk.open(path)
+        try:
+            return file.read(0, _STATEMENT_BYTES_MAX)
+        finally:
+            file.close()
+    except OSError:
+        return b""
 
 
 def current_file_number(disk: Disk, directory: str) -> int | None:

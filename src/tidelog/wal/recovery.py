@@ -15,8 +15,9 @@ Known to be durable, in order of authority:
   1. A file with every frame up to the number of the next file, or up to the end that the first mark of the next file
      names, has lost none, whatever follows.
   2. Everything in a file that is not the newest: it was synced before the next one was created.
-  3. In the newest file, everything before the position that the caller passes (of a snapshot) or that a mark of the
-     synced position names. A mark names its own byte as well, so that a copy of a WAL inside a record is not a mark.
+  3. In the newest file, everything before the position that the caller passes (of a snapshot), that SYNCED has or that
+     a mark of the synced position names. A mark names its own byte as well, so that a copy of a WAL inside a record
+     is not a mark.
 A file that CURRENT, NEWEST or the caller's position names did exist. If neither it nor a later one exists now, it was
 lost with all its content (`missing_file`), and the file before it is not the newest.
 
@@ -139,6 +140,7 @@ class Replay:
         self._disk, self.directory = disk, directory
         self._start = start or Position(1, 0)
         self._durable = max(self._start, durable or _BEFORE_ALL)
+        self._synced = paths.read_synced(disk, directory) or _BEFORE_ALL  # before the files, which a writer may extend
         proof, self.file_numbers = _list_files(disk, directory)
         self.missing_file = _find_missing_file(proof, self.file_numbers, self._durable)
         """The newest file, if it is proven to have existed and is gone."""
@@ -270,7 +272,8 @@ class _FileReplay:
     ) -> None:
         self._replay, self._file, self._file_number, self._next_file_number = replay, file, first, following
         self._is_newest = following is None and durable.file_number <= first
-        self._known_durable = durable.pos if durable.file_number == first else 0
+        known = (durable, replay._synced)
+        self._known_durable = max((position.pos for position in known if position.file_number == first), default=0)
         self.extents: list[ReplayedExtent] = []
         self.frames_seen = 0  # frames that were returned
         self.lost_frames = 0
@@ -325,7 +328,8 @@ class _FileReplay:
         # A live writer may have written frames and marks since the walk.
         if any(len(window.frame_pos) for window in _BatchWalk(file, self._file_number, whole)):
             return whole, 0
-        resync = _Resync(file, used, {pos for pos, _ in marks} | set(synced) | ({end} if end else set()))
+        anchors = {pos for pos, _ in marks} | {*synced, self._known_durable, end or 0}
+        resync = _Resync(file, used, anchors - {0})
         if whole >= durable:
             frames = resync.count_frames_after(walk.end)
             if resync.synced_by_marks(self._file_number) <= whole:

@@ -28,8 +28,10 @@ wait for it: the file is extended instead, up to eight times `file_bytes`.
 
 Marks of the synced position. The first batch after a sync begins with a CheckpointMark that has the synced length of
 the file, and its own position in the frame's `seq`; in the first batch of a file it has the end of the previous file.
-If no batch follows, `write_idle_mark` writes it alone. With it recovery distinguishes a damaged frame from one that was
-being written (docs/decisions/0018-marks-of-the-synced-position.md). A mark costs 70 bytes and no sync.
+With it recovery distinguishes a damaged frame from one that was being written
+(docs/decisions/0018-marks-of-the-synced-position.md). A mark costs 70 bytes and no sync. If no batch follows,
+`record_synced_position` writes the position into the file SYNCED, which is overwritten in place and not synced: it is
+true whenever it is readable, and a damaged sector of the WAL file cannot take it along.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ from tidelog.wal.paths import (
     CURRENT,
     PREALLOCATED,
     RESERVE,
+    SYNCED,
     Position,
     current_file_number,
     encode_current,
+    encode_synced,
     file_path,
     newest_name,
     newest_names,
@@ -265,6 +269,8 @@ class Writer:
         self._current_is_written = False  # CURRENT names the file
         self._batch_bytes = 0  # size of the batch that is being written
         self._previous_end = self._last_marked = Position(0, 0)  # end of the previous file; position in the last mark
+        self._synced_file: File | None = None  # SYNCED, open once it was needed
+        self._recorded = Position(0, 0)  # the position in SYNCED
         self._reserve = reserve or DiskReserve(disk, directory)
         self.allowance: Callable[[], int | None] = lambda: None  # largest size of a new file in bytes; None: any
         self.is_reserve_file = False  # the file uses the reserve: it takes no new records
@@ -309,7 +315,6 @@ class Writer:
         self._file_number, self._frames = first, 0
         self._pos = self._synced = 0
         self._syncing_to = 0  # the end of the bytes that a begun sync covers
-        self._idle_end = 0  # everything before it is synced except the mark that ends there
         self._prepared = False
         self._syncs = 0
         self._open = True
@@ -367,38 +372,35 @@ class Writer:
         body = control_frames.encode(control_frames.CheckpointMark(wal_first=marked.file_number, wal_pos=marked.pos))
         return marked, frame.encode(frame.CHECKPOINT_MARK, seq=self._pos, ts_ms=0, data=body)
 
-    def write_idle_mark(self) -> None:
-        """Write the mark without a batch if everything is synced; the mark itself needs no sync. Also write CURRENT if
-        there was no space for it before."""
+    def record_synced_position(self) -> None:
+        """Write SYNCED if everything is synced. Also write CURRENT if there was no space for it before."""
         if self.latch.is_tripped or not self._open:
             return
         if not self._current_is_written:
             self._rewrite_current()
-        if self._synced != self._pos or self.is_full(0):
+        synced = self.synced
+        if not self._write_marks or not synced.pos or synced != self.position or synced == self._recorded:
             return
-        marked, mark = self._next_mark()
-        if not mark:
-            return
+        path = join(self.directory, SYNCED)
         try:
-            self._file.write(self._pos, mark)
+            if self._synced_file is None:
+                self._synced_file = self._disk.open(path, "create" if self._disk.stat(path) is None else "write")
+            self._synced_file.write(0, encode_synced(synced))
         except OSError as error:
-            failure = self.rollback(error)
-            if not isinstance(failure, DiskFull):
-                raise failure from error
-            return
-        self._pos += len(mark)
-        self._frames += 1
-        self._last_marked, self._idle_end = marked, self._pos
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise self.latch.trip(error, f"writing {path}") from error
+            return  # on a full disk it is tried again at the next tick
+        self._recorded = synced
 
     def sync(self) -> bool:
         """Sync everything that was written; False if there was nothing to sync. Thread-safe."""
         with self._sync_lock:
             return self._sync()
 
-    def _sync(self, *, include_idle_mark: bool = False) -> bool:
+    def _sync(self) -> bool:
         self.latch.check_before_sync()
         pos = self._pos  # later writes need another sync
-        if self._synced == pos or not self._open or (pos == self._idle_end and not include_idle_mark):
+        if self._synced == pos or not self._open:
             return False
         self.latch.sync_or_trip(self._file)
         self._synced = pos
@@ -411,7 +413,7 @@ class Writer:
         descriptor = self._file.descriptor
         if descriptor is None or not self._sync_lock.acquire(blocking=False):
             return None
-        if self.latch.is_tripped or not self._open or self._pos in (self._synced, self._idle_end):
+        if self.latch.is_tripped or not self._open or self._pos == self._synced:
             self._sync_lock.release()
             return None
         self._syncing_to = self._pos
@@ -484,10 +486,12 @@ class Writer:
                 if not self.latch.is_tripped:
                     with suppress(OSError):  # optional: it only frees unused space
                         self._file.truncate(self._pos)
-                    self._sync(include_idle_mark=True)
+                    self._sync()
             finally:
                 self._open = False
                 self._file.close()
+                if self._synced_file is not None:
+                    self._synced_file.close()
                 self._next_file.discard()
 
     def _extend(self, size: int) -> bool:
@@ -522,7 +526,7 @@ class Writer:
     def _rotate(self, *, may_use_reserve: bool) -> None:
         with self._sync_lock:
             # The old file first: from now on a missing frame in it is damage and no longer a torn tail.
-            self._sync(include_idle_mark=True)
+            self._sync()
             first = self.next_frame
             try:
                 file, self.reader = self._open_next(first)
@@ -625,7 +629,7 @@ class Writer:
 
     def _write_current(self, first: int, size: int) -> None:
         """Write CURRENT: the file exists and has at most `size` bytes. On a full disk overwrite the old one; if that
-        fails too, `write_idle_mark` writes it later."""
+        fails too, `record_synced_position` writes it later."""
         path, content = join(self.directory, CURRENT), encode_current(first, size)
         self._announced_bytes, self._current_is_written = size, True
         self._name_newest(first, size)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tests.crash.channels.model import ChannelModel, ModelChannel
 from tests.crash.channels.random_runs import LIMITS, read_channels, run_operation
 
-from tidelog.channels import ChannelManager, messaging
+from tidelog.channels import Channel, ChannelManager
 from tidelog.channels.channel_state import PublishFuture
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
@@ -158,7 +158,7 @@ class Arrangement:
         payload = self.random.randbytes(12)
         self.world = deepcopy(self.world)
         self.world._take(self.world.channels[self.name], MEMBER, payload, sync=False)
-        return messaging.submit(self.manager, self.name, MEMBER, [payload], qos=1)
+        return Channel(self.manager, self.name, MEMBER).submit([payload])
 
     def _finish_publish(self, pending: PublishFuture | None) -> None:
         """The operation committed the message that was queued, or its channel is gone."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.crash.channels.model import CLIENTS, KEEP, PAYLOAD, PER_CLIENT, ChannelModel, ChannelView
 
-from tidelog.channels import OPERATOR, ChannelLimits, ChannelManager, membership, messaging
+from tidelog.channels import OPERATOR, Channel, ChannelLimits, ChannelManager, membership
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 
@@ -94,15 +94,15 @@ def run_operation(manager: ChannelManager, clock: ManualClock, op: tuple[Any, ..
         case "configure", name, user, fields:
             membership.configure(manager, name, user, fields)
         case "publish", name, user, payload, qos:
-            pending = messaging.submit(manager, name, user, [payload], qos=qos)
+            pending = Channel(manager, name, user).submit([payload], qos=qos)
             return pending.wait().seq
         case "push", name, user, payload:
-            return messaging.push(manager, name, user, payload).seq
+            return Channel(manager, name, user).push(payload).seq
         case "pop", name, user:
-            found = messaging.pop(manager, name, user)
+            found = Channel(manager, name, user).pop()
             return found.seq, found.sender, found.payload
         case "clear", name, user:
-            return messaging.clear(manager, name, user)
+            return Channel(manager, name, user).clear()
         case "tick", ms:
             clock.tick(ms)
             manager.tick()
@@ -126,7 +126,7 @@ def read_channels(manager: ChannelManager) -> dict[str, ChannelView]:
             {message.seq: (message.sender, message.payload) for message in read},
             first,
             last,
-            messaging.length(manager, name, OPERATOR) if meta.config.type == "fifo" else None,
+            len(Channel(manager, name, OPERATOR)) if meta.config.type == "fifo" else None,
         )
     return found
 

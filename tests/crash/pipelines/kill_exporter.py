@@ -61,7 +61,7 @@ def main(data: str, table: str, format: str, last: str) -> None:
         closing(table_formats.open_table(PosixDisk(), table, kind, write=True, step=step)) as into,
         closing(ExportJob(options, into, lambda _: record_mapping.new_mapping(None), work, SIZES)) as job,
     ):
-        job.run_once()
+        job.run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ CONFIGS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("histories", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("histories", [1, pytest.param(4, marks=pytest.mark.sweep)])
 def test_groups_holds_and_the_ledger_survive_power_cuts(
     config: dict[str, object], shards: int, histories: int, record_count: Tell
 ) -> None:

@@ -34,7 +34,7 @@ from tests.crash.topics.workloads import (
 from tidelog.testing import SimDisk
 
 Tell = Callable[[str, int], None]
-SAMPLED = 6  # instants for one that `make test` judges
+SAMPLED = 26  # instants for one that `make test` judges
 letters = pytest.mark.parametrize("first", OPERATIONS, ids=lambda letter: letter.__name__)
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
@@ -56,7 +56,7 @@ def test_every_history_of_two_letters_survives_a_power_cut(first: Operation, rec
             break
     record_count("histories of two letters in an arrangement", len(OPERATIONS))
     report_counts(tally, record_count)
-    assert tally.states >= 80, f"only {tally.states} states at {tally.instants} instants"
+    assert tally.states >= 30, f"only {tally.states} states at {tally.instants} instants"
 
 
 def arranged(first: Operation, seed: object) -> list[Arrangement]:
@@ -89,9 +89,11 @@ def test_every_history_of_two_letters_in_every_arrangement(
     report_counts(tally, record_count)
 
 
-def cut_recovery_short(first: Operation, seconds: Sequence[Operation], record_count: Tell, step: int = 1) -> None:
-    """The power fails again at each operation of the recovery, for three images of each instant."""
-    tally, depth = SweepStats(), SweepDepth(limit=3, again=3, thorough=40, steady=14, step=step)
+def cut_recovery_short(
+    first: Operation, seconds: Sequence[Operation], record_count: Tell, *, again: int = 3, step: int = 1
+) -> None:
+    """The power fails again at each operation of the recovery, for `again` images of each instant."""
+    tally, depth = SweepStats(), SweepDepth(limit=3, again=again, thorough=40, steady=14, step=step)
     hows = arranged(first, "recovery")
     for number, second in enumerate(seconds):
         sweep((first, second), depth, seed=number, stats=tally, how=hows[OPERATIONS.index(second)])
@@ -104,7 +106,8 @@ def cut_recovery_short(first: Operation, seconds: Sequence[Operation], record_co
 @letters
 def test_a_recovery_that_is_cut_short_is_as_good_as_none(first: Operation, record_count: Tell) -> None:
     """G48. Another second letter for each first one."""
-    cut_recovery_short(first, [OPERATIONS[OPERATIONS.index(first) * 5 % len(OPERATIONS)]], record_count, SAMPLED)
+    second = OPERATIONS[OPERATIONS.index(first) * 5 % len(OPERATIONS)]
+    cut_recovery_short(first, [second], record_count, again=2, step=SAMPLED)
 
 
 @pytest.mark.sweep

@@ -32,6 +32,7 @@ from xxhash import xxh3_64_intdigest
 from tidelog.engine import Engine, recovery, startup
 from tidelog.errors import Damaged
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wal import paths as wal_paths
 from tidelog.wal import recovery as wal_replay
 
 Tell = Callable[[str, int], None]
@@ -270,10 +271,14 @@ def _bytes(disk: SimDisk, each: At) -> bytes:
 
 
 def synced(base: Image, hurt: Hurt, path: str) -> int:
-    """Up to where a mark that was not damaged, or the next file, says that a file was synced."""
+    """Up to where a mark that was not damaged, SYNCED, or the next file says that a file was synced."""
     content = base.disk.read_file(path)
     marks = [each for each in base.frames if each.path == path and each.kind == MARK and each not in hurt.touched]
     said = [int.from_bytes(content[each.pos + 50 : each.pos + 58], "little") for each in marks if each.seq]
+    directory, _, name = path.rpartition("/")
+    if f"{directory}/SYNCED" in base.disk.tree():
+        first, second, _ = base.disk.read_file(f"{directory}/SYNCED").split(b"\n", 2)
+        said += [int(second.removeprefix(b"synced="))] if first == name.encode() else []
     return max(said, default=0) if path in base.newest else len(content)
 
 
@@ -395,7 +400,7 @@ def run(shards: int, seed: int, is_idle: bool, share: float, record_count: Tell)
 @pytest.mark.parametrize("is_idle", [True, False], ids=["after a sync interval", "at once"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_damage_in_the_wal_takes_only_what_it_touches(shards: int, is_idle: bool, record_count: Tell) -> None:
-    run(shards, shards, is_idle, 0.03, record_count)
+    run(shards, shards, is_idle, 0.015, record_count)
 
 
 @pytest.mark.sweep
@@ -425,6 +430,10 @@ def replay_ends_at_a_bad_frame(patch: pytest.MonkeyPatch) -> None:
 
 def marks_prove_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wal_replay, "_find_sync_marks", lambda *_: iter(()))
+
+
+def the_recorded_position_proves_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wal_paths, "read_synced", lambda *_: None)
 
 
 def the_rest_of_a_batch_counts(patch: pytest.MonkeyPatch) -> None:
@@ -477,6 +486,7 @@ def test_the_damage_of_one_frame_shows(
 PLANTED = (
     replay_ends_at_a_bad_frame,
     marks_prove_nothing,
+    the_recorded_position_proves_nothing,
     the_rest_of_a_batch_counts,
     seqs_of_lost_records_are_given_again,
     a_loss_is_found_again_by_every_start,
@@ -487,7 +497,8 @@ PLANTED = (
 @pytest.mark.sweep
 @pytest.mark.parametrize("bug", PLANTED, ids=[bug.__name__ for bug in PLANTED])
 def test_the_sweep_catches(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    image(1, 1, True)  # the history is written by what is right
+    is_idle = bug is not marks_prove_nothing  # once a shard was idle, SYNCED proves as much as its marks
+    image(1, 1, is_idle)  # the history is written by what is right
     bug(monkeypatch)
     with pytest.raises(AssertionError):
-        run(1, 1, True, 0.4, lambda *_: None)
+        run(1, 1, is_idle, 0.4, lambda *_: None)

@@ -229,7 +229,7 @@ class EngineHarness:
         found = set()
         for name, life in self.oracle.lives.items():
             if life.id is not None and not life.dropping and life.now.durability != "fsync":
-                shard = self.topic(name)._topic_state.shard
+                shard = self.topic(name)._state.shard
                 if shard.is_latched and shard.directory == failed:
                     found.add(name)
         return found

@@ -9,11 +9,13 @@ import pytest
 from tests.unit.channels.conftest import ANN, BOB, CID, ChannelEnv
 
 from tidelog.channels import Message, Presence, SubscriptionEnded, message_log
+from tidelog.channels.channel_state import ChannelState
 from tidelog.errors import (
     BadInput,
     ChannelNotFound,
     Forbidden,
     HookFailed,
+    InDoubt,
     Latched,
     NotMember,
     NotPersistent,
@@ -70,6 +72,26 @@ def test_a_message_is_not_delivered_when_its_sync_fails(env: ChannelEnv) -> None
         ann.publish(b"later", qos=0)
     env.manager.tick()
     assert env.manager.metrics.get("broadcasts", "latched") == 1
+
+
+def test_an_unexpected_failure_of_a_commit_leaves_its_messages_in_doubt(
+    env: ChannelEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: fan-out raises. The publisher gets the exception; another one that waits gets an outcome."""
+    ann = env.channel(ANN)
+    ann.join(persist=True)
+    other = ann.submit([b"other"])
+
+    def broken(*_: Any, **__: Any) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ChannelState, "_fan_out", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        ann.publish(b"x")
+    monkeypatch.undo()
+    with pytest.raises(InDoubt, match="check the history"):
+        other.wait()
+    assert ann.publish(b"y").durable
 
 
 def test_tick_syncs_after_the_flush_interval(env: ChannelEnv) -> None:

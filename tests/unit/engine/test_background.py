@@ -11,6 +11,7 @@ from tests.unit.engine.harness import TIMEOUT_S, EngineHarness
 import tidelog
 from tidelog.engine import background
 from tidelog.engine.background import UrgentFlag
+from tidelog.engine.topic import topic_operations
 from tidelog.testing import ManualClock, SimDisk
 
 MIB = 1 << 20
@@ -46,7 +47,7 @@ def test_pause_depends_on_the_step_and_on_concurrent_writes(monkeypatch: pytest.
         return 0
 
     def written() -> int:
-        return topic.shard.stats.bytes
+        return topic_operations(topic).shard.stats.bytes
 
     monkeypatch.setattr(background, "pause_us", rest_us)
     for _ in range(3):

@@ -11,6 +11,7 @@ from tests.unit.engine.harness import EngineHarness, Restart, datas
 from tidelog.engine import Topic, append
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.context import BufferPool
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import DiskFull
 
 
@@ -53,7 +54,7 @@ def test_writes_that_wait_at_the_same_time_have_memory_of_their_own() -> None:
     world = EngineHarness()
     topic = world.log.topic("t", durability="fsync")
     many = [[bytes([letter]) * 30 for _ in range(3)] for letter in b"abc"]
-    tokens = [topic.submit(Batch(each, False)) for each in many]
+    tokens = [topic_operations(topic).submit(Batch(each, False)) for each in many]
     assert not taken(topic)
     for token in tokens:
         token.wait()

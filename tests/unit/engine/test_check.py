@@ -25,6 +25,7 @@ from tidelog.errors import NotFound, Unavailable
 from tidelog.formats import control_frames, deletion_vector, file_header, frame
 from tidelog.formats.deletion_vector import DeletionVector
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wal import paths
 
 ROOT = "data"
 SEALED = "topics/00000001/seg-0000000000000001"
@@ -171,7 +172,7 @@ KINDS = {
 
 
 def test_the_table_of_files_is_complete() -> None:
-    others = ("CURRENT", "NEWEST-", ".tidelog.lock", "wal-0000000000000001.log")
+    others = ("CURRENT", "NEWEST-", "SYNCED", ".tidelog.lock", "wal-0000000000000001.log")
     tree = directory().tree()
     names = {path.removeprefix("data/") for path in tree if not path.rpartition("/")[2].startswith(others)}
     audit = {"topics/00000002/seg-0000000000000001" + suffix for suffix in (".data", ".idx", ".del")}
@@ -200,7 +201,7 @@ def test_a_flipped_bit_of_any_byte_is_found_in_its_file(name: str, harness: Benc
 
 
 def last_mark(content: bytes) -> int:
-    """How much of a WAL file its last mark says was synced."""
+    """The synced length of a WAL file by its last mark."""
     pos = said = 0
     while isinstance(found := frame.read_frame(content, pos, len(content)), frame.Frame):
         if found.kind == frame.CHECKPOINT_MARK:
@@ -211,15 +212,20 @@ def last_mark(content: bytes) -> int:
     return said
 
 
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["with SYNCED", "without SYNCED"])
 @pytest.mark.parametrize("shard", [0, 1])
-def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, harness: Bench) -> None:
+def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, is_recorded: bool, harness: Bench) -> None:
     """G56: damage below what was synced, an unfinished write above it; what a snapshot covers is said to be."""
+    recorded = paths.read_synced(harness.disk, f"data/wal/shard-{shard:02d}")
+    assert recorded is not None
+    if not is_recorded:
+        harness.disk.remove(f"data/wal/shard-{shard:02d}/SYNCED")
     name = f"wal/shard-{shard:02d}/wal-0000000000000001.log"
     made = file_header.decode_snapshot(manifest.Manifest, harness.read(NEWEST))
     (position,) = (row.pos for row in made.groups if row.key == f"shard-{shard:02d}")
     used = len(harness.read(name).rstrip(b"\0"))
-    synced = last_mark(harness.read(name))
-    assert 0 < position < synced < used
+    synced = recorded.pos if is_recorded else last_mark(harness.read(name))
+    assert 0 < position < synced <= used == recorded.pos
     for pos in range(0, len(harness.read(name)), 37):
         harness.disk.flip_bit(harness.path(name), pos, pos % 8)
         finding = harness.only()
@@ -256,10 +262,10 @@ def test_frames_after_damage_that_a_snapshot_covers_are_checked(harness: Bench) 
     for pos in (5, last):
         harness.disk.flip_bit(harness.path(name), pos, 0)
     looked = check_directory(ROOT, disk=harness.disk)
-    covered, torn = looked
+    covered, synced = looked
     assert (covered.pos, covered.damage) == (0, True)
-    assert torn.pos is not None
-    assert (0 < torn.pos <= last, torn.damage) == (True, False)
+    assert synced.pos is not None
+    assert (0 < synced.pos <= last, synced.damage) == (True, True)
     assert looked.frames < sound.frames, "what was looked at twice is counted once"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.engine import config
-from tidelog.engine.config import Durability, EngineConfig, TopicConfig, check_topic_name
+from tidelog.engine.config import Durability, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
 from tidelog.errors import BadInput
 
 quick = settings(max_examples=300, deadline=None, database=None)
@@ -237,10 +237,10 @@ def test_bytes_that_are_no_config_are_refused_in_words(text: bytes) -> None:
 def test_a_queue_is_not_its_own_dead_letter_but_a_log_may_name_itself() -> None:
     queue = TopicConfig(type="queue", dead_letter="jobs")
     with pytest.raises(BadInput, match="dead_letter is 'jobs', the queue itself"):
-        queue.check_for("jobs")
-    queue.check_for("Jobs")
-    TopicConfig(dead_letter="jobs").check_for("jobs")
-    TopicConfig(type="queue").check_for("jobs")
+        check_dead_letter("jobs", queue)
+    check_dead_letter("Jobs", queue)
+    check_dead_letter("jobs", TopicConfig(dead_letter="jobs"))
+    check_dead_letter("jobs", TopicConfig(type="queue"))
 
 
 # Names -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tidelog.engine import Topic
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.segment import DeletionBitmap, Segment
+from tidelog.engine.topic import topic_operations
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.formats import deletion_vector, scan, segment_index
 from tidelog.formats.deletion_vector import DeletionVector
@@ -194,7 +195,7 @@ def test_the_index_is_what_a_walk_finds(seed: int, looked: bool) -> None:
     random = Random(seed)
     topic = EngineHarness().log.topic("t", durability="ephemeral")
     for _ in range(30):
-        topic.submit(Batch(**random.choice(SHAPES))).wait()
+        topic_operations(topic).submit(Batch(**random.choice(SHAPES))).wait()
         if looked and random.randrange(3) == 0:
             topic.read()
     for part in topic._state.index.parts:

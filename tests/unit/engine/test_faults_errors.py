@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -33,9 +34,20 @@ NEEDS_SPACE = "write create reserve mkdir rename"
 WRITES = "write create reserve cut mkdir rename remove rmdir"
 
 
-def thinned(row: str, strikes: list[InjectedFailure], times: str) -> list[InjectedFailure]:
-    """All of them; of an opening that ends at its first error, failing for ever, every third."""
-    return strikes[::3] if row == "T17" and times == "forever" else strikes
+sampled = pytest.mark.parametrize("step", [4, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.sweep])])
+
+
+def thinned(strikes: list[InjectedFailure], times: str, step: int) -> list[InjectedFailure]:
+    """One in `step` of all, and the first at each call on each kind of file; of those for ever, at each call."""
+    kinds: set[tuple[str, str]] = set()
+    chosen = []
+    for number, strike in enumerate(strikes):
+        file = strike.step.path.rpartition("/")[2]
+        kind = strike.step.call, "" if times == "forever" else re.sub("[0-9]+", "", file)
+        if number % step == 0 or kind not in kinds:
+            chosen.append(strike)
+        kinds.add(kind)
+    return chosen
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("SW"))
@@ -51,13 +63,14 @@ def shorten(seed: int, disk: SimDisk) -> None:
     disk.short_writes(Random(seed))
 
 
+@sampled
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("NS", without="T18"))
-def test_no_space(row: str, outcome: str, times: str) -> None:
+def test_no_space(row: str, outcome: str, times: str, step: int) -> None:
     """G25, G27, G29, G74, G79. Delayed allocation lets a sync report a full device: that is T2."""
     for harness in scenarios_for(row, "NS"):
         strikes = list(harness.failures("sync" if row == "T2" else NEEDS_SPACE, times, errno.ENOSPC))
         assert strikes, "no call of this row needs space"
-        for strike in thinned(row, strikes, times):
+        for strike in thinned(strikes, times, step):
             # CURRENT and NEWEST are hints, and a start without space for its first file creates a smaller one.
             hint = any(name in strike.step.path for name in ("/CURRENT", "/NEWEST")) or (
                 row == "T17" and "/wal-" in strike.step.path and strike.step.call in ("create", "reserve")
@@ -68,25 +81,27 @@ def test_no_space(row: str, outcome: str, times: str) -> None:
                 EXPECT["OK"](harness, strike)
 
 
+@sampled
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("EW", without="T18"))
-def test_error_on_write(row: str, outcome: str, times: str) -> None:
+def test_error_on_write(row: str, outcome: str, times: str, step: int) -> None:
     """G22, G27–G29, G43, G74, G79."""
     for harness in scenarios_for(row, "EW"):
         strikes = list(harness.failures(WRITES, times))
         assert strikes, "this row writes nothing"
-        for strike in thinned(row, strikes, times):
+        for strike in thinned(strikes, times, step):
             EXPECT[outcome](harness, strike)
 
 
+@sampled
 @pytest.mark.parametrize(("row", "outcome", "mode", "times"), cells("EF"))
-def test_error_on_sync(row: str, outcome: str, mode: str, times: str) -> None:
+def test_error_on_sync(row: str, outcome: str, mode: str, times: str, step: int) -> None:
     """G22–G24, G27–G29, G43, G74, G79."""
     for harness in scenarios_for(row, "EF"):
         strikes = list(
             harness.failures("sync_dir", times) if mode == NAMES else harness.failures("sync", times, mode=mode)
         )
         assert strikes, "this row does not sync so"
-        for strike in thinned(row, strikes, times):
+        for strike in thinned(strikes, times, step):
             EXPECT[outcome](harness, strike)
 
 
@@ -123,17 +138,18 @@ EXTRA = {
 }
 
 
+@sampled
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("what", EXTRA)
-def test_what_a_frame_covers_already_is_done_later(what: str, error: int, times: str) -> None:
+def test_what_a_frame_covers_already_is_done_later(what: str, error: int, times: str, step: int) -> None:
     """G29, G79, G80, G83, G85, note 3: the delete, the eviction, the drop was acked, and stays. Its files follow when
     they can: by the next checkpoint, or by the next start."""
     scenario, calls, outcome = EXTRA[what]
     harness = FaultHarness(scenario)
     strikes = [*harness.failures(calls, times, error), *harness.failures("sync", times, mode="dropped")]
     assert {strike.step.call for strike in strikes} == set(calls.split())
-    for strike in strikes:
+    for strike in thinned(strikes, times, step):
         EXPECT[outcome](harness, strike)
 
 

@@ -138,16 +138,19 @@ def test_another_process_holds_the_lock(tmp_path: Path) -> None:
 ERRNOS = [errno.EMFILE, errno.EROFS, errno.ESTALE]
 
 
+@pytest.mark.parametrize("most", [3, pytest.param(100, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("error", ERRNOS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("times", ["once", "forever"])
 @pytest.mark.parametrize("row", ["T1", "T3", "T4", "T7", "T9", "T10", "T15", "T17"])
-def test_other_errors_are_treated_as_errors_on_write(row: str, times: str, error: int) -> None:
-    """EMFILE, EROFS, ESTALE. Method: column EW once more; opening a file that is there can fail, too."""
+def test_other_errors_are_treated_as_errors_on_write(row: str, times: str, error: int, most: int) -> None:
+    """EMFILE, EROFS, ESTALE. Method: column EW once more, at about `most` calls, other ones for each error; opening a
+    file that is there can fail, too."""
     outcome = {"T1": "RO", "T3": "RO", "T10": "RO", "T15": "RO", "T17": "REF"}.get(row, "ERR")
     for harness in scenarios_for(row, "EW")[:1]:
         calls = "create rename" if error == errno.EMFILE and row != "T1" else "write create rename"
         strikes = list(harness.failures(calls, times, error))
-        for strike in strikes[:: max(len(strikes) // 6, 1)]:
+        step = max(len(strikes) // most, 1)
+        for strike in strikes[ERRNOS.index(error) % step :: step]:
             EXPECT[outcome](harness, strike)
 
 

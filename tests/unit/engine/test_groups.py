@@ -24,6 +24,7 @@ from tests.unit.engine.harness import (
 
 from tidelog import Group, Topic, timestamp_ms
 from tidelog.engine import Lag, Preview
+from tidelog.engine.topic import topic_operations
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.watermarks import GroupCursorState, limit_eviction
 from tidelog.errors import BadInput, Closed, CursorConflict, DiskFull, ReadOnly, Throttled, TopicNotFound
@@ -157,7 +158,7 @@ def test_a_move_waits_for_the_one_before_it_and_looks_again() -> None:
     """Method: the second caller comes while the first one's frame is being written."""
     world = EngineHarness()
     topic, group = filled(world, durability="fsync")
-    moving = topic._topic_state.pending_cursor_commits = Watched()
+    moving = topic._state.pending_cursor_commits = Watched()
     outcome: list[object] = []
 
     def second() -> None:
@@ -423,7 +424,7 @@ def test_age_is_held_up_too() -> None:
     group.commit(1)
     world.clock.tick(5_000)
     assert topic.earliest_seq == 2
-    assert topic.is_floor_durable, "what is held is not due: a look waits for no disk"
+    assert topic_operations(topic).is_floor_durable, "what is held is not due: a look waits for no disk"
     topic.append(b"new")
     world.clock.tick(500)
     assert (topic.earliest_seq, group.hold_broken) == (2, False)

@@ -22,6 +22,7 @@ from tidelog.engine import (
 from tidelog.engine import (
     segment as parts,
 )
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 
 LIMITS = EngineConfig()
@@ -39,7 +40,7 @@ def filled(world: EngineHarness, durability: str = "disk", **config: Any) -> Top
 def same(topic: Topic, from_seq: int = 0, limit: int = 100, node: str | None = None) -> None:
     nodes = frozenset((node.encode(),)) if node else frozenset()
     page = topic.read(from_seq, limit, node=node)
-    text = topic.read_json(from_seq, limit, 1 << 20, nodes=nodes, show=FieldSelection(tags=True))
+    text = topic_operations(topic).read_json(from_seq, limit, 1 << 20, nodes=nodes, show=FieldSelection(tags=True))
     assert (text.gap, text.next_from_seq, text.head_seq, text.earliest_seq, text.counts) == page[1:]
     assert text.caught_up == page.caught_up
     for found, record in zip(json.loads(b"[%b]" % text.text), page.records, strict=True):
@@ -67,7 +68,7 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
         with implementation(compiled=compiled):
             topic = filled(EngineHarness(), durability)
             show = FieldSelection(tags=True)
-            said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
+            said.append([topic_operations(topic).read_json(at, 3, 1 << 20, show=show) for at in range(7)])
             said.append([b"".join(topic.scan().iter_json_lines(show))])
     assert said[:2] == said[2:]
 
@@ -90,7 +91,9 @@ class Short:
         for way in (self._looked, lambda *_, **__: None):
             self._patch.setattr(json_pages, "_read_fast", way)
             said.append(
-                self._topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=FieldSelection(**show))
+                topic_operations(self._topic).read_json(
+                    at, limit, bytes_max, nodes=frozenset((b"x",)), show=FieldSelection(**show)
+                )
             )
         self._patch.setattr(json_pages, "_read_fast", self._real)
         assert said[0] == said[1]
@@ -188,7 +191,7 @@ def test_the_short_way_to_records_of_batches_says_what_a_scan_says(
 
 def test_a_gap_is_reported_in_both() -> None:
     topic = filled(EngineHarness(), cap_records=2)
-    assert topic.read_json(0, 10, 1 << 20, show=FieldSelection()).gap is not None
+    assert topic_operations(topic).read_json(0, 10, 1 << 20, show=FieldSelection()).gap is not None
     same(topic)
 
 
@@ -196,13 +199,13 @@ def test_memory_is_quick_and_files_are_not() -> None:
     """What `can_read_without_blocking` allows reads no file and syncs no floor."""
     world = EngineHarness()
     topic = filled(world)
-    assert all(topic.can_read_without_blocking(seq) for seq in range(7))
+    assert all(topic_operations(topic).can_read_without_blocking(seq) for seq in range(7))
     topic.seal()
     world.log.checkpoint()
-    assert not topic.can_read_without_blocking(0)
-    assert topic.can_read_without_blocking(6), "there is nothing to read"
+    assert not topic_operations(topic).can_read_without_blocking(0)
+    assert topic_operations(topic).can_read_without_blocking(6), "there is nothing to read"
     topic.append(b"in memory")
-    assert topic.can_read_without_blocking(6)
+    assert topic_operations(topic).can_read_without_blocking(6)
 
 
 def sealed(world: EngineHarness, segments: int = 2, **config: Any) -> Topic:
@@ -216,11 +219,14 @@ def sealed(world: EngineHarness, segments: int = 2, **config: Any) -> Topic:
 
 
 def look(topic: Topic, from_seq: int = 0, limit: int = 4) -> bytes:
-    return topic.read_json(from_seq, limit, 1 << 20, show=FieldSelection()).text
+    return topic_operations(topic).read_json(from_seq, limit, 1 << 20, show=FieldSelection()).text
 
 
 def quick(topic: Topic, limit: int = 4) -> list[bool]:
-    return [topic.can_read_without_blocking(from_seq, limit, 1 << 20) for from_seq in range(0, topic.head_seq, 4)]
+    return [
+        topic_operations(topic).can_read_without_blocking(from_seq, limit, 1 << 20)
+        for from_seq in range(0, topic.head_seq, 4)
+    ]
 
 
 def test_a_segment_that_was_read_before_is_quick() -> None:
@@ -231,12 +237,12 @@ def test_a_segment_that_was_read_before_is_quick() -> None:
     assert quick(topic) == [False, False]
     first = look(topic)
     assert quick(topic) == [True, False]
-    assert not topic.can_read_without_blocking(0, 5, 1 << 20), "it would reach into one that was not"
-    assert not topic.can_read_without_blocking(0), "a reader that excludes nodes may have to scan far"
+    assert not topic_operations(topic).can_read_without_blocking(0, 5, 1 << 20), "it would reach into one that was not"
+    assert not topic_operations(topic).can_read_without_blocking(0), "a reader that excludes nodes may have to scan far"
     look(topic, 4)
     assert quick(topic, 100) == [True, True]
     steps = disk.steps
-    assert topic.can_read_without_blocking(0, 4, 1 << 20)
+    assert topic_operations(topic).can_read_without_blocking(0, 4, 1 << 20)
     assert look(topic) == first
     assert disk.steps == steps
 
@@ -274,7 +280,7 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
     world.log.checkpoint()
     short = Short(topic, monkeypatch)
     assert not short(0, 100), "not checked yet"
-    assert topic.can_read_without_blocking(0, 100, 1 << 20)
+    assert topic_operations(topic).can_read_without_blocking(0, 100, 1 << 20)
     (segment,) = (part for part in topic._state.index.parts if isinstance(part, parts.Segment))
     index_bytes = len(segment.shape().index)
     asked: list[int] = []
@@ -294,15 +300,20 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
         monkeypatch.setattr(parts, "RESIDENT_READ_BYTES_MAX", 100)
     elif why == "unchecked":
         segment._verified_chunks.clear()
-    now = [topic.read_cached_json(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    now = [topic_operations(topic).read_cached_json(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
     free = {"": range(10), "deleted": [0, *range(3, 10)]}.get(why, ())  # of what is deleted
     assert [page is not None for page in now] == [number in free for number in range(10)]
-    found = [topic.can_read_without_blocking(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    found = [topic_operations(topic).can_read_without_blocking(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
     assert found == [not why] * len(found)
     if not why:
         assert index_bytes not in asked
-        assert now == [topic.read_json(at, 120, 1 << 20, show=FieldSelection()) for at in range(0, topic.head_seq, 50)]
-        assert not topic.can_read_without_blocking(0, 120, 1000), "too much for it: by the index, which is not there"
+        assert now == [
+            topic_operations(topic).read_json(at, 120, 1 << 20, show=FieldSelection())
+            for at in range(0, topic.head_seq, 50)
+        ]
+        assert not topic_operations(topic).can_read_without_blocking(0, 120, 1000), (
+            "too much for it: by the index, which is not there"
+        )
         assert [short(at, 120) for at in range(0, topic.head_seq, 50)] == [120] * 8 + [74, 24]
         assert short.everywhere(0, topic.head_seq + 1, 40) > 20
 
@@ -326,12 +337,12 @@ def test_whether_a_segment_is_in_memory_is_asked_for_many_pages_at_once(monkeypa
         return warm
 
     def turn() -> int:
-        return sum(topic.read_cached_json(at, 100, 1 << 20) is not None for at in range(0, 2850, 100))
+        return sum(topic_operations(topic).read_cached_json(at, 100, 1 << 20) is not None for at in range(0, 2850, 100))
 
     warm = True
     for at in range(0, 2850, 950):
         look(topic, at, 950)
-        assert topic.can_read_without_blocking(at, 100, 1 << 20)
+        assert topic_operations(topic).can_read_without_blocking(at, 100, 1 << 20)
     monkeypatch.setattr(parts, "is_resident", is_resident)
     assert turn() == turn() == 29
     assert (len(chunks), pages_) == (3, []), "once for each, whatever reads"
@@ -355,32 +366,35 @@ def test_a_segment_with_other_records_is_not(record: dict[str, Any], monkeypatch
     topic.seal()
     world.log.checkpoint()
     look(topic, 0, 102)
-    assert topic.can_read_without_blocking(0, 100, 1 << 20)
+    assert topic_operations(topic).can_read_without_blocking(0, 100, 1 << 20)
     (segment,) = (part for part in topic._state.index.parts if isinstance(part, parts.Segment))
     index_bytes = len(segment.shape().index)
     monkeypatch.setattr(parts, "is_resident", lambda view: len(view) != index_bytes)
-    assert not topic.can_read_without_blocking(0, 100, 1 << 20)
+    assert not topic_operations(topic).can_read_without_blocking(0, 100, 1 << 20)
 
 
 def test_a_floor_that_is_not_durable_is_not_quick() -> None:
     world = EngineHarness()
     topic = world.log.topic("t", cap_records=1)
     topic.append([1, 2])
-    assert [topic.is_floor_durable, topic.can_read_without_blocking(0)] == [False, False]
+    assert [topic_operations(topic).is_floor_durable, topic_operations(topic).can_read_without_blocking(0)] == [
+        False,
+        False,
+    ]
     topic.state()
-    assert topic.is_floor_durable
-    assert topic.can_read_without_blocking(0)
+    assert topic_operations(topic).is_floor_durable
+    assert topic_operations(topic).can_read_without_blocking(0)
 
 
 def test_what_is_due_to_expire_is_not_quick() -> None:
     world = EngineHarness()
     topic = world.log.topic("t", ttl_ms=10)
     topic.append(1)
-    seen = [topic.needs_expiry]
+    seen = [topic_operations(topic).needs_expiry]
     world.clock.tick(11)
-    seen += [topic.needs_expiry, topic.can_read_without_blocking(0)]
+    seen += [topic_operations(topic).needs_expiry, topic_operations(topic).can_read_without_blocking(0)]
     topic.state()
-    assert [*seen, topic.needs_expiry] == [False, True, False, False]
+    assert [*seen, topic_operations(topic).needs_expiry] == [False, True, False, False]
 
 
 def test_a_scan_gives_the_same_as_lines_and_as_columns() -> None:
@@ -423,9 +437,9 @@ def test_texts_are_held_to_the_same_limits() -> None:
 def test_a_number_the_fast_decoder_cannot_hold_still_comes_out(text: bytes) -> None:
     world = EngineHarness()
     topic = world.log.topic("t")
-    topic.submit(batch_encoder.batch_from_texts(LIMITS, [text], True, None, None, None)).wait()
+    topic_operations(topic).submit(batch_encoder.batch_from_texts(LIMITS, [text], True, None, None, None)).wait()
     assert topic.read(0).records[0].data == json.loads(text)
-    assert topic.read_json(0, 1, 100, show=FieldSelection()).text.endswith(b'"data":' + text + b"}")
+    assert topic_operations(topic).read_json(0, 1, 100, show=FieldSelection()).text.endswith(b'"data":' + text + b"}")
 
 
 @pytest.mark.parametrize("text", [b"%b", b"-%b", b'{"a":[%b]}'])
@@ -434,7 +448,9 @@ def test_an_integer_of_more_digits_than_python_converts_comes_out(text: bytes) -
     world = EngineHarness()
     topic = world.log.topic("t")
     digits = b"9" * 5_000
-    topic.submit(batch_encoder.batch_from_texts(LIMITS, [text % digits, b"1"], True, None, None, None)).wait()
+    topic_operations(topic).submit(
+        batch_encoder.batch_from_texts(LIMITS, [text % digits, b"1"], True, None, None, None)
+    ).wait()
     first, second = topic.read(0).records
     assert first.data == json.loads(text % b"1e999")
     assert second.data == 1

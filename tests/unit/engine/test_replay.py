@@ -23,6 +23,7 @@ from tests.unit.engine.harness import (
 
 from tidelog.engine import Engine, manifest, recovery, retention
 from tidelog.engine.seq_reservation import RESERVATION_MAX
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Damaged, Error
 from tidelog.formats import frame
 from tidelog.testing import SimDisk
@@ -336,7 +337,7 @@ def test_the_file_that_replay_begins_in_is_named_where_it_is_missing(shards: int
     topic = world.log.topic("a", durability="fsync")
     topic.append([bytes(100)] * 4)
     world.log.checkpoint()
-    place = topic.shard.directory
+    place = topic_operations(topic).shard.directory
     first = names.list_file_numbers(world.disk, place)[-1]
     while names.list_file_numbers(world.disk, place)[-1] < first + 3:
         topic.append(bytes(300))

@@ -21,6 +21,7 @@ from tests.unit.engine.harness import (
 )
 
 from tidelog.engine import Gap, Topic
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, DiskFull, NotEmpty, TooLarge, TopicFull
 
 
@@ -476,13 +477,19 @@ def test_a_reader_waits_for_a_floor_only_where_it_is_shown_a_gap_that_could_be_t
     world = EngineHarness(ledger_records=0)
     for durability, hardens in (("disk", True), ("fsync", False), ("memory", False), ("ephemeral", False)):
         topic = world.log.topic(durability, durability=durability, cap_records=3)
-        assert topic.is_floor_durable
+        assert topic_operations(topic).is_floor_durable
         topic.append([1, 2, 3, 4, 5, 6])
         assert topic._state.index.evict_floor == 4
-        assert topic.is_floor_durable is not hardens
-        assert [topic.is_floor_durable_for(cursor) for cursor in (2, 3, 6)] == [not hardens, True, True]
+        assert topic_operations(topic).is_floor_durable is not hardens
+        assert [topic_operations(topic).is_floor_durable_for(cursor) for cursor in (2, 3, 6)] == [
+            not hardens,
+            True,
+            True,
+        ]
     world.log.tick()
-    assert all(world.log.topic(name).is_floor_durable for name in CLASSES), "the interval sync made the floors durable"
+    assert all(topic_operations(world.log.topic(name)).is_floor_durable for name in CLASSES), (
+        "the interval sync made the floors durable"
+    )
 
 
 def test_a_reader_writes_no_floor_that_replay_finds_by_the_records() -> None:
@@ -548,11 +555,11 @@ def test_a_topic_that_expires_is_not_settled_until_that_is_durable() -> None:
     world = EngineHarness()
     topic = world.log.topic("a", ttl_ms=1_000)
     topic.append([1, 2])
-    settled = [topic.is_floor_durable]
+    settled = [topic_operations(topic).is_floor_durable]
     world.clock.tick(1_001)
-    settled.append(topic.is_floor_durable)
+    settled.append(topic_operations(topic).is_floor_durable)
     assert topic.state().count == 0
-    assert [*settled, topic.is_floor_durable] == [True, False, True]
+    assert [*settled, topic_operations(topic).is_floor_durable] == [True, False, True]
 
 
 def test_a_routed_topic_is_settled_when_everything_was_brought() -> None:
@@ -560,9 +567,9 @@ def test_a_routed_topic_is_settled_when_everything_was_brought() -> None:
     source, dest = world.log.topic("source"), world.log.topic("dest")
     world.log.router("r", "source", "dest")
     source.append([1, 2])
-    settled = [dest.is_floor_durable]
+    settled = [topic_operations(dest).is_floor_durable]
     assert seqs(dest) == [1, 2]
-    assert [*settled, dest.is_floor_durable] == [False, True]
+    assert [*settled, topic_operations(dest).is_floor_durable] == [False, True]
 
 
 def test_every_cursor_below_the_floor_gets_a_gap_once() -> None:

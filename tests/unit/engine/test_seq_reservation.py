@@ -14,6 +14,7 @@ from tests.unit.engine.harness import EngineHarness
 
 from tidelog.engine import Topic, seq_reservation
 from tidelog.engine.seq_reservation import SeqReservation
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import DiskFull
 from tidelog.wal import Shard
 
@@ -30,10 +31,10 @@ def made(head_reserve: int = 10) -> tuple[EngineHarness, Topic]:
 
 
 def syncs(topic: Topic, writes: int) -> int:
-    before = topic.shard.stats.fsyncs
+    before = topic_operations(topic).shard.stats.fsyncs
     for _ in range(writes):
         topic.append(b"x")
-    return topic.shard.stats.fsyncs - before
+    return topic_operations(topic).shard.stats.fsyncs - before
 
 
 def lost(world: EngineHarness, topic: Topic) -> list[int]:
@@ -81,7 +82,7 @@ def test_the_sync_thread_is_woken_for_the_mark() -> None:
     _, topic = made()
     syncs(topic, 3)
     sent = []
-    topic.shard.on_tick_needed = lambda: sent.append(topic.head_seq)
+    topic_operations(topic).shard.on_tick_needed = lambda: sent.append(topic.head_seq)
     syncs(topic, 3)
     assert sent == [3], "while the fourth is written, and once"
 
@@ -110,8 +111,8 @@ def test_a_file_that_was_left_is_synced() -> None:
     """The mark is in the file before: a rotation has synced it."""
     world, topic = made(100)
     syncs(topic, 26)
-    rotations = topic.shard.stats.rotations
-    while topic.shard.stats.rotations == rotations:
+    rotations = topic_operations(topic).shard.stats.rotations
+    while topic_operations(topic).shard.stats.rotations == rotations:
         topic.append(b"x" * 4000)
     assert syncs(topic, 200) == 0
     assert topic.head_seq > 101

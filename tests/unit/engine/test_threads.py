@@ -98,8 +98,9 @@ def test_sixty_four_writers_four_topics_and_their_readers(shards: int) -> None:
 
 
 @pytest.mark.slow
-def test_writers_go_on_while_checkpoints_are_made() -> None:
-    """G39, G40. Method: four writers append and delete until one thread has made four checkpoints; after each of
+@pytest.mark.parametrize("checkpoints", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_writers_go_on_while_checkpoints_are_made(checkpoints: int) -> None:
+    """G39, G40. Method: four writers append and delete until one thread has made its checkpoints; after each of
     them a power cut leaves everything that was acked before it, and nothing whose delete was."""
     disk = SimDisk()
     acked: list[list[int]] = [[] for _ in range(4)]
@@ -120,7 +121,7 @@ def test_writers_go_on_while_checkpoints_are_made() -> None:
 
         def check() -> None:
             try:
-                for _ in range(4):
+                for _ in range(checkpoints):
                     log.checkpoint()
                     before, gone = [list(seqs) for seqs in acked], [set(seqs) for seqs in deleted]
                     found = reopened(disk.crash_image("none"))

@@ -253,10 +253,11 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.parametrize("logs", [8, pytest.param(25, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("seed", range(120))
-def test_scan_records_agrees_with_a_slow_scan_of_good_and_damaged_logs(seed: int) -> None:
+def test_scan_records_agrees_with_a_slow_scan_of_good_and_damaged_logs(seed: int, logs: int) -> None:
     random = Random(seed)
-    for _ in range(25):
+    for _ in range(logs):
         good, starts = make_log(random)
         buf = damage(random, good, starts)
         want, end, stop = slow_scan(buf)

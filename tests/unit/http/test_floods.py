@@ -21,7 +21,7 @@ from tests.unit.http.harness import ListenerHarness
 from tests.unit.http.test_websocket import frame, shake, unframe
 from websockets.protocol import Protocol
 
-from tidelog.http.exchange import BaseExchange
+from tidelog.http.exchange import HttpExchange
 from tidelog.http.interface import BodyPolicy, Request, Response
 from tidelog.http.limits import REQUEST_UNITS, RESERVED_UNITS
 
@@ -213,14 +213,14 @@ def test_chunks_of_one_byte_take_turns_and_cost_no_more_than_their_bytes(
     count, most_pieces = 60_000, [0]
     with make_listener(turn_units=UNITS) as listener, listener.connect() as connection, counted(listener) as turns:
         listener.app.limit = count
-        feed = BaseExchange.feed_body
+        feed = HttpExchange.feed_body
 
-        def noting(self: BaseExchange, data: bytes) -> None:
+        def noting(self: HttpExchange, data: bytes) -> None:
             turns.note()
             feed(self, data)
             most_pieces[0] = max(most_pieces[0], len(self._body_chunks or ()))
 
-        monkeypatch.setattr(BaseExchange, "feed_body", noting)
+        monkeypatch.setattr(HttpExchange, "feed_body", noting)
         connection.send(b"POST /echo HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
         connection.send(b"1\r\nx\r\n" * count + b"0\r\n\r\n")
         answer = take_all(connection.sock, count)

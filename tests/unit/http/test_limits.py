@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tidelog.http.limits import Limits
+import tidelog
+from tidelog.http.limits import LIMIT_NAMES, Limits
 
 
 def test_the_limits_of_the_contract_are_the_defaults() -> None:
@@ -27,3 +31,10 @@ def test_no_time_out_is_late_by_more_than_an_eighth() -> None:
     assert Limits(idle_timeout_s=0.8).tick_s == pytest.approx(0.1)
     assert Limits().tick_s <= 1
     assert Limits(linger_s=0).tick_s > 0, "and the loop is never kept busy by it"
+
+
+def test_every_limit_that_is_counted_has_a_metric_from_the_start() -> None:
+    sources = "".join(path.read_text() for path in (Path(tidelog.__file__).parent / "http").glob("*.py"))
+    counted = set(re.findall(r'limit_counters\.count\(\s*"(\w+)"', sources))
+    assert len(counted) >= 6
+    assert counted <= set(LIMIT_NAMES)

@@ -15,6 +15,8 @@ from tests.unit.http.harness import TIMEOUT_S, ListenerHarness, RawConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tidelog.http.websocket import WebSocketInbox
+
 KEY = b64encode(b"0123456789abcdef").decode()
 SHAKE = (
     "GET %s HTTP/1.1\r\nHost: t\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n"
@@ -318,3 +320,19 @@ def test_draining_leaves_the_end_to_the_handler(listener: ListenerHarness) -> No
         with pytest.raises(ConnectionClosed):
             client.recv(TIMEOUT_S)
         assert draining.result(TIMEOUT_S) is True
+
+
+def test_the_inbox_counts_messages_by_their_bytes_in_utf_8() -> None:
+    """Characters were subtracted for bytes that were added."""
+
+    async def run() -> None:
+        inbox = WebSocketInbox()
+        for message, size in (("häß", 5), (b"\xff\xfe", 2), ("x", 1)):
+            inbox.put(message, size)
+        sizes = []
+        while inbox.bytes:
+            await inbox.get()
+            sizes.append((inbox.taken_bytes, inbox.bytes))
+        assert sizes == [(5, 3), (2, 1), (1, 0)]
+
+    asyncio.run(run())

@@ -94,7 +94,7 @@ class PipelineHarness:
 
     def export_once(self, **more: str) -> Exported:
         with self.export(**more) as job:
-            return job.run_once()
+            return job.run()
 
     def reconcile(self, *, repair: bool = False) -> Reconciled:
         with (

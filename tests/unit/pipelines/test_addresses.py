@@ -64,10 +64,10 @@ def test_what_is_a_directory(text: str) -> None:
 
 def test_topics_are_read_from_more_places() -> None:
     for text in ("http://127.0.0.1:1", "HTTPS://host", "s3://bucket/data", "gs://bucket/data"):
-        assert addresses.topics_address(text, "topics") == text
+        assert addresses.Location.parse(text).address == text
     for text in ("C:\\data", "c:/data", "~/data", ""):
         with pytest.raises(BadInput):
-            addresses.topics_address(text, "topics")
+            addresses.Location.parse(text)
 
 
 Job = Callable[[str, str], Any]

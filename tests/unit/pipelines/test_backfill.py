@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +16,12 @@ from tests.unit.pipelines.test_export import Killed, Killer
 from tests.unit.spark.helpers import run_server
 
 import tidelog
+from tidelog.addresses import Location
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty, NotFound, Unavailable
 from tidelog.pipelines import backfill_job
-from tidelog.pipelines.backfill_job import BatchSink, DirectorySink, JobInput, Publisher, ServerSink, StagedJob
+from tidelog.pipelines.backfill_job import BackfillRequest, BackfillTarget, JobInput, Publisher, StagedJob, open_target
 from tidelog.pipelines.table_formats import interface
 from tidelog.pipelines.table_formats.interface import OnStep
 
@@ -43,28 +44,33 @@ def rows(count: int = ROWS) -> pa.RecordBatch:
     )
 
 
+def ensure_topic(target: BackfillTarget) -> tuple[int, int]:
+    state = target.database.topic("orders").state()
+    return state.epoch, state.head_seq
+
+
 class BackfillEnv:
     def __init__(self, root: Path, kind: Literal["path", "server"]) -> None:
         self.root, self.kind = root, kind
         self.data, self.work = str(root / "data"), str(root / "work")
 
     @contextmanager
-    def sink(self) -> Iterator[BatchSink]:
+    def sink(self) -> Iterator[BackfillTarget]:
         if self.kind == "path":
-            with closing(DirectorySink(self.data)) as door:
+            with open_target(Location(self.data)) as door:
                 yield door
         else:
-            with run_server(self.data) as (_, address), closing(ServerSink(address, None)) as server:
+            with run_server(self.data) as (_, address), open_target(Location(address)) as server:
                 yield server
 
     def run(
-        self, sink: BatchSink, step: OnStep = interface.no_step, *, job: str = "old"
+        self, sink: BackfillTarget, step: OnStep = interface.no_step, *, job: str = "old"
     ) -> backfill_job.PublishProgress:
         disk = PosixDisk()
         publisher = Publisher(disk, self.work, sink, step)
         stage = publisher.load_stage()
         if stage is None:
-            epoch, head = sink.ensure_topic("orders")
+            epoch, head = ensure_topic(sink)
             publisher.prepare_stage()
             files = [
                 backfill_job.stage_batches(disk, self.work, part, 0, [rows().slice(part * 12, 12)]) for part in (0, 1)
@@ -99,10 +105,11 @@ def test_every_step_may_be_the_last(env: BackfillEnv) -> None:
     for at in range(1, len(counting.steps) + 1):
         again = BackfillEnv(env.root / str(at), env.kind)
         with again.sink() as door:
-            door.append_batch("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "k")
+            ensure_topic(door)
+            door.append("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "k")
             with pytest.raises(Killed):
                 again.run(door, Killer(at))
-            door.append_batch("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "l")
+            door.append("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "l")
         if at % 2:
             (Path(again.work) / backfill_job.PUBLISHED_FILE).unlink(missing_ok=True)
         with again.sink() as door:
@@ -121,9 +128,21 @@ def test_a_mark_stands_beside_what_is_there() -> None:
 def test_a_job_whose_directory_is_gone_does_not_begin_anew(env: BackfillEnv) -> None:
     with env.sink() as door:
         env.run(door)
-        before = backfill_job.find_published(door, "orders", "old", 0)
+        before = backfill_job.find_published(door.location, "orders", "old", 0)
         assert before == backfill_job.PublishProgress(6, ROWS)
-        assert backfill_job.find_published(door, "orders", "ol", 0).chunks == 0, "another job"
+        assert backfill_job.find_published(door.location, "orders", "ol", 0).chunks == 0, "another job"
+
+
+def test_the_settings_of_an_existing_topic_stay(env: BackfillEnv) -> None:
+    """A job into a topic of a server set all of its settings to their defaults."""
+    with tidelog.open(env.data) as engine:
+        engine.topic("orders", cap_records=1_000, durability="fsync")
+    with env.sink() as door:
+        env.run(door)
+    with tidelog.open(env.data, read_only=True) as engine:
+        config = engine.topic("orders", create=False).config
+    assert (config.cap_records, config.durability) == (1_000, "fsync")
+    assert env.found() == EXPECTED
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -138,24 +157,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     def never() -> RowSource:
         raise AssertionError("nothing is staged again")
 
+    def request(job: str, work_dir: str = env.work) -> BackfillRequest:
+        return BackfillRequest(job, "orders", GIVEN, None, work_dir)
+
     with env.sink() as door:
         env.run(door)
         with pytest.raises(BadInput, match="without a /"):
-            backfill_topic("a/b", "orders", GIVEN, never, None, door, env.work, work)
+            backfill_topic(request("a/b"), never, door, work)
         with pytest.raises(BadInput, match="belongs to job 'old' into 'orders'"):
-            backfill_topic("new", "orders", GIVEN, never, None, door, env.work, work)
+            backfill_topic(request("new"), never, door, work)
         with pytest.raises(NotEmpty, match=r"job 'old' has written \d chunks into orders and nothing is left"):
             backfill_topic(
-                "old",
-                "orders",
-                GIVEN,
-                lambda: RowSource(lambda: pytest.fail("read")),
-                None,
-                door,
-                str(tmp_path / "w"),
-                work,
+                request("old", str(tmp_path / "w")), lambda: RowSource(lambda: pytest.fail("read")), door, work
             )
-        assert backfill_topic("old", "orders", GIVEN, never, None, door, env.work, work).rows == ROWS
+        assert backfill_topic(request("old"), never, door, work).rows == ROWS
         (Path(env.work) / backfill_job.PUBLISHED_FILE).unlink()
         staged = sorted(Path(env.work).glob("stage-*.parquet"))[1]
         staged.write_bytes(b"")
@@ -180,7 +195,7 @@ def test_what_is_json_stays_json_and_bytes_stay_bytes(env: BackfillEnv) -> None:
         publisher = Publisher(disk, env.work, door)
         publisher.prepare_stage()
         staged = backfill_job.stage_batches(disk, env.work, 0, 0, [given], has_json_flags=True)
-        stage = StagedJob("old", "orders", *door.ensure_topic("orders"), (staged,))
+        stage = StagedJob("old", "orders", *ensure_topic(door), (staged,))
         publisher.save_stage(stage)
         assert publisher.publish(stage) == backfill_job.PublishProgress(3, 13)
     with tidelog.open(env.data, read_only=True) as engine:
@@ -220,7 +235,7 @@ def test_other_input_under_a_known_name_is_refused(tmp_path: Path) -> None:
     given = JobInput("/in", "/out", first=3, function="shop:by_day")
     disk = PosixDisk()
     with env.sink() as door:
-        epoch, head = door.ensure_topic("orders")
+        epoch, head = ensure_topic(door)
         publisher = Publisher(disk, env.work, door)
         publisher.prepare_stage()
         staged = backfill_job.stage_batches(disk, env.work, 0, 0, [rows()])
@@ -232,7 +247,7 @@ def test_other_input_under_a_known_name_is_refused(tmp_path: Path) -> None:
                     raise NotFound("it is gone")
                 return RowSource(lambda: pytest.fail("read"), content=content)
 
-            return backfill_topic("old", "orders", given, source, None, door, env.work, work)
+            return backfill_topic(BackfillRequest("old", "orders", given, None, env.work), source, door, work)
 
         with pytest.raises(
             BadInput, match=r"source '/other', and before '/in'\); nothing was written. Give the new input"

@@ -73,7 +73,7 @@ def test_an_export_goes_on_beside_commits_of_others(tmp_path: Path, seed: int) -
     with harness.export() as job:
         for number in range(4):
             harness.fill(40, start=40 * number)
-            job.run_once()
+            job.run()
     found = seen(harness)
     ours = [row for row in found if row[0] < FOREIGN]
     assert others.commits > 10
@@ -100,7 +100,7 @@ def test_commits_of_others_without_end_are_given_up(tmp_path: Path, monkeypatch:
     with harness.export() as job:
         monkeypatch.setattr(job._table, "_pause", pauses.append)
         with pytest.raises(Locked, match=r"20 times in a row; nothing was committed"):
-            job.run_once()
+            job.run()
     assert (made, len(pauses)) == (delta.COMMIT_ATTEMPTS, delta.COMMIT_ATTEMPTS - 1)
     assert pauses[:3] == sorted(pauses[:3]), "it waits longer each time"
     assert max(pauses) <= 2
@@ -161,7 +161,7 @@ def test_files_that_the_driver_does_not_see_are_not_committed(
             closing(ExportJob(harness.options(), table, lambda _: harness.mapping, harmed, harness.sizes)) as job,
             pytest.raises(Unavailable, match=r"which a task has written, .*nothing was committed.*all executors"),
         ):
-            job.run_once()
+            job.run()
         assert table.last_commit() == before, "the cursor stays"
     harness.export_once()
     harness.check()

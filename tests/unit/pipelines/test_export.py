@@ -249,7 +249,7 @@ def test_from_a_server(tmp_path: Path) -> None:
         options = reading.parse_options({"server": address, "subscribe": "orders"})
         with harness.open_table() as table:
             job = ExportJob(options, table, lambda _: harness.mapping, harness.context(), SMALL_SIZES)
-            assert job.run_once().rows == 101
+            assert job.run().rows == 101
             job.close()
     harness.check()
 
@@ -302,7 +302,7 @@ def test_going_on_waits_for_bytes_or_age(harness: PipelineHarness) -> None:
             asked.append(idle)
             return len(asked) == 3
 
-        assert job.run_until_stopped(enough).rows == 60
+        assert job.run(should_stop=enough).rows == 60
         assert asked == [False, True, True]
     harness.check()
 
@@ -327,7 +327,7 @@ def test_the_table_of_another_topic(harness: PipelineHarness) -> None:
         options = reading.parse_options({"path": harness.data, "subscribe": "others"})
         job = ExportJob(options, table, lambda _: harness.mapping, harness.context(), SMALL_SIZES)
         with pytest.raises(BadInput, match="is the table of topic 'orders', not of 'others'; nothing was written"):
-            job.run_once()
+            job.run()
         job.close()
 
 

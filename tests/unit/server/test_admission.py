@@ -10,6 +10,7 @@ import pytest
 from tests.unit.server.fakes import FakeExchange, FakeWebSocket, ServerHarness, let_idle, run_scenario
 
 from tidelog.engine import Shard
+from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Response
 
 WRITE = "/v0/topics/t"
@@ -251,7 +252,7 @@ def test_queued_write_fails_when_its_topic_is_dropped() -> None:
         shard.commit_pending()
         shard.queue_max = 10
         world.engine.drop("t")
-        assert topic.is_dropped
+        assert topic_operations(topic).is_dropped
         assert (await read_response(first))[0] == 200
         status, body = await read_response(second)
         assert (status, body["error"]["code"]) == (404, "topic_not_found")
@@ -289,7 +290,7 @@ def test_capacity_freed_by_another_thread_is_noticed() -> None:
         topic = world.topic("t")
         shard = shorten_queue(world, 1)
         foreign = topic.append_nowait([0])
-        with shard._commit_lock:
+        with shard.commits.commit_lock:
             exchange = world.begin("POST", WRITE, unbatched(1))
             await let_idle(0.001)
         assert world.service.writes.admission.queued_writes == 1

@@ -9,7 +9,8 @@ import pytest
 from tests.unit.server.bulk_fixtures import listening, run_with_engine
 from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_scenario
 
-from tidelog.engine import Engine, Topic
+from tidelog.engine import Engine
+from tidelog.engine.topic import TopicOperations
 from tidelog.errors import InDoubt
 from tidelog.server.config import LogFormat
 from tidelog.server.handlers import records
@@ -82,7 +83,7 @@ def test_failed_request_is_logged_with_its_id_and_topic(monkeypatch: pytest.Monk
     def divide(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Topic, "submit", fail)
+    monkeypatch.setattr(TopicOperations, "submit", fail)
     monkeypatch.setattr(records, "plan_read", divide)
 
     async def scenario(world: ServerHarness) -> None:

@@ -15,7 +15,7 @@ from tests.unit.server.fakes import ServerHarness, run_scenario
 from tidelog.server.metrics import FSYNC_BUCKETS_US, ServerMetrics
 from tidelog.server.service import Service
 from tidelog.testing import ManualClock
-from tidelog.wal import group_commit
+from tidelog.wal import shard as wal_shard
 
 BUCKETS = ["50", "100", "250", "500", "1000", "5000", "10000", "50000", "100000", "+Inf"]
 
@@ -169,7 +169,7 @@ def test_fsync_histogram_is_cumulative_and_counts_every_fsync(tmp_path: Path) ->
         assert sample("wal_fsync_latency_us_sum") == sum(each.sync_us for each in shard_stats)
         assert counts[0] == sum(each.sync_us_counts[0] for each in shard_stats)
 
-    assert FSYNC_BUCKETS_US == group_commit.SYNC_BUCKETS_US == tuple(int(bound) for bound in BUCKETS[:-1])
+    assert FSYNC_BUCKETS_US == wal_shard.SYNC_BUCKETS_US == tuple(int(bound) for bound in BUCKETS[:-1])
     run_with_engine(scenario, tmp_path)
 
 
@@ -191,7 +191,7 @@ def test_copies_of_routers_are_counted_separately() -> None:
 
 
 def test_fsyncs_are_counted_in_the_buckets_of_their_durations() -> None:
-    stats = group_commit.ShardStats()
+    stats = wal_shard.ShardStats()
     for us in (50, 51, 100, 100_000, 100_001):
         stats.record_sync(us)
     assert stats.sync_us_counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1], "a bound belongs to its own bucket"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.server.fakes import ServerHarness, run_scenario
 
+from tidelog.engine.topic import TopicOperations
 from tidelog.errors import Busy
 from tidelog.http.interface import Response
 
@@ -121,7 +122,7 @@ def test_error_of_a_batch_reaches_all_its_writers(monkeypatch: pytest.MonkeyPatc
         def busy(*_: object, **__: object) -> None:
             raise Busy("the disk is slow; nothing was written, retry later")
 
-        monkeypatch.setattr(type(topic), "submit", busy)
+        monkeypatch.setattr(TopicOperations, "submit", busy)
         responses = await read_responses(exchanges)
         assert [(status, body["error"]["code"]) for status, body in responses] == [(429, "throttled")] * 3
         assert topic.head_seq == 0

@@ -19,8 +19,7 @@ from tidelog.disk.object_store import ObjectStoreDisk, ObjectStoreFile
 from tidelog.errors import BadInput, GapFound, NotFound
 from tidelog.spark import backends
 from tidelog.spark import options as reading
-from tidelog.spark.backends import object_store as spark_store
-from tidelog.spark.backends.object_store import ObjectStoreBackend
+from tidelog.spark.backends.directory import DirectoryBackend
 
 ADDRESS = "s3://bucket/data"
 
@@ -44,12 +43,11 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "bucket").mkdir()
     local = SubTreeFileSystem(str(tmp_path / "bucket"), LocalFileSystem())
     made = Bucket(MockFileSystem() if request.param == "mock" else local)
-    for module in (spark_store, backends):
-        monkeypatch.setattr(
-            module,
-            "open_object_store",
-            lambda address: (ObjectStoreDisk(made.store), "data") if address == ADDRESS else 1 / 0,
-        )
+    monkeypatch.setattr(
+        backends,
+        "open_object_store",
+        lambda address: (ObjectStoreDisk(made.store), "data") if address == ADDRESS else 1 / 0,
+    )
     return made
 
 
@@ -165,13 +163,14 @@ def test_nothing_there_and_nothing_known() -> None:
 
 
 def test_addresses_name_stores() -> None:
-    def place(path: str) -> object:
-        return backends.open_backend(reading.parse_options({"path": path, "subscribe": "orders"}))
+    def is_store(path: str) -> bool:
+        backend = backends.open_backend(reading.parse_options({"path": path, "subscribe": "orders"}))
+        assert isinstance(backend, DirectoryBackend)
+        return backend._is_object_store
 
-    assert not isinstance(place("file:///data"), ObjectStoreBackend)
-    assert not isinstance(place("data"), ObjectStoreBackend)
-    made = place("s3://bucket/some/where?region=us-east-1")
-    assert isinstance(made, ObjectStoreBackend)
+    assert not is_store("file:///data")
+    assert not is_store("data")
+    assert is_store("s3://bucket/some/where?region=us-east-1")
     disk, path = stores.open_object_store("s3://bucket/some/where?region=us-east-1")
     assert isinstance(disk._store, S3FileSystem)
     assert path == "bucket/some/where"

@@ -164,7 +164,7 @@ def test_options_travel_and_do_not_show_the_key() -> None:
     options = reading.parse_options({"server": "http://h:1/", "key": "s3cret", "subscribe": "a", "where": "seq > 5"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert "s3cret" not in repr(options)
-    assert options.server == "http://h:1"
+    assert options.location.address == "http://h:1"
 
 
 def test_every_option_does_something() -> None:
@@ -252,8 +252,8 @@ def test_a_wildcard_inside_is_refused() -> None:
 def test_a_path_is_the_same_to_readers_and_writers(text: str, path: str) -> None:
     """`file:/lake`, as Hadoop writes it, was a directory `file:` of the working directory."""
     found = reading.parse_options({"path": text, "subscribe": "orders"})
-    assert (found.path, found.is_object_store) == (path, False)
-    assert writing.parse_sink_options({"path": text, "topic": "copy"}).path == path
+    assert (found.location.address, found.location.is_object_store) == (path, False)
+    assert writing.parse_sink_options({"path": text, "topic": "copy"}).location.address == path
 
 
 @pytest.mark.parametrize(
@@ -268,4 +268,4 @@ def test_what_is_no_path_is_refused_by_readers_and_writers(text: str) -> None:
 
 def test_a_store_is_read_also_without_slashes() -> None:
     found = reading.parse_options({"path": "s3:bucket/data", "subscribe": "orders"})
-    assert found.is_object_store, "it is refused by the store, and not read as a directory"
+    assert found.location.is_object_store, "it is refused by the store, and not read as a directory"

@@ -20,9 +20,11 @@ from tests.unit.spark.sink_helpers import batch_of, run_tasks, save, save_micro_
 
 import tidelog
 from tidelog import database, engine
+from tidelog.addresses import Location
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Topic, producer_batches
 from tidelog.engine.producer_batches import STAGED_CHUNK_TTL_MS, StagingArea, chunk_name
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TopicFull, Unavailable, WriteFailed
 from tidelog.spark import row_encoder, sink, sink_backends
 from tidelog.spark import row_encoder as rows
@@ -99,7 +101,7 @@ def test_a_batch_without_rows_writes_nothing(env: SinkEnv) -> None:
 def test_task_returns_what_it_staged(tmp_path: Path) -> None:
     place = sink_backends.DirectorySinkBackend(str(tmp_path / "data"))
     place.prepare()
-    options = WriteOptions(str(tmp_path / "data"), None, None, "copy", None, None, False)
+    options = WriteOptions(Location(str(tmp_path / "data")), "copy", None, None, False)
     parts = [batch_of(b"a", b"bb"), batch_of(b"ccc")]
     told = sink.TaskStaging(place, "ab" * 8, options).run(iter(parts))
     made = [records for part in parts for _, records, _ in rows.encode_rows(part, "copy", json=False)]
@@ -511,25 +513,25 @@ def test_a_batch_that_broke_off_between_two_parts_is_finished(
 ) -> None:
     """Ended before or after each of its commits, with the records of others between, and repeated: once, all of it."""
     rows = rows_from(0, 30)
-    expected, at, append = Counter[bytes](), 0, Topic.append_numbered
+    expected, at, append = Counter[bytes](), 0, producer_batches.append_producer_batch
     for after in (False, True):
         for last in range(1, 7):
             at += 1
             calls = 0
 
-            def dying(self: Topic, *args: Any, last: int = last, after: bool = after, **more: Any) -> Any:
+            def dying(topic: TopicState, *args: Any, last: int = last, after: bool = after, **more: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls == last and not after:
                     raise WriteFailed("the process ends here")
-                done = append(self, *args, **more)
+                done = append(topic, *args, **more)
                 if calls == last:
                     raise WriteFailed("the process ends here")
                 return done
 
             mine = [b"%d " % at + row for row in rows]
             with monkeypatch.context() as patch:
-                patch.setattr(Topic, "append_numbered", dying)
+                patch.setattr(producer_batches, "append_producer_batch", dying)
                 with pytest.raises(Error):
                     save_micro_batch(env.stream(), at, *in_tasks(mine, 11))
             env.with_topic(lambda topic: topic.append([b"other"]))
@@ -547,17 +549,17 @@ def test_a_batch_that_broke_off_between_two_parts_is_finished(
 @pytest.mark.usefixtures("small_limits")
 def test_what_is_half_published_is_finished_before_anything_else(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, later = rows_from(0, 30), rows_from(100, 30)
-    append, calls = Topic.append_numbered, 0
+    append, calls = producer_batches.append_producer_batch, 0
 
-    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+    def dying(topic: TopicState, *args: Any, **more: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise WriteFailed("the process ends here")
-        return append(self, *args, **more)
+        return append(topic, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Topic, "append_numbered", dying)
+        patch.setattr(producer_batches, "append_producer_batch", dying)
         with pytest.raises(Error, match=r"of \d+ chunks of batch 4 were published in copy; repeat the batch"):
             save_micro_batch(env.stream(), 4, *in_tasks(rows))
     before = env.topic_data()
@@ -578,17 +580,17 @@ def test_what_is_half_published_is_finished_before_anything_else(env: SinkEnv, m
 
 @pytest.mark.usefixtures("small_limits")
 def test_unrepeatable_half_of_a_save_is_removed(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    append, calls = Topic.append_numbered, 0
+    append, calls = producer_batches.append_producer_batch, 0
 
-    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+    def dying(topic: TopicState, *args: Any, **more: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise WriteFailed("the process ends here")
-        return append(self, *args, **more)
+        return append(topic, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Topic, "append_numbered", dying)
+        patch.setattr(producer_batches, "append_producer_batch", dying)
         with pytest.raises(Error, match=r"of \d+ chunks of batch 0 were published in copy"):
             save(env.options(), *in_tasks(rows_from(0, 30)))
     assert 0 < len(env.topic_data()) < 30, "readers see the parts as they come"
@@ -599,17 +601,17 @@ def test_unrepeatable_half_of_a_save_is_removed(env: SinkEnv, monkeypatch: pytes
 @pytest.mark.usefixtures("small_limits")
 def test_a_half_published_batch_whose_chunks_are_gone_is_loud(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_from(0, 30)
-    append, calls = Topic.append_numbered, 0
+    append, calls = producer_batches.append_producer_batch, 0
 
-    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+    def dying(topic: TopicState, *args: Any, **more: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise WriteFailed("the process ends here")
-        return append(self, *args, **more)
+        return append(topic, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Topic, "append_numbered", dying)
+        patch.setattr(producer_batches, "append_producer_batch", dying)
         with pytest.raises(Error):
             save_micro_batch(env.stream(), 4, *in_tasks(rows))
     for path in (env.path / "staging").iterdir():

@@ -216,3 +216,25 @@ def test_a_limit_draws_a_sample_by_seed_that_holds_the_extremes(limit: int) -> N
     extremes = {disk.crash_image("none").digest(), disk.crash_image("all").digest()}
     assert limit == 1 or extremes <= set(sample)
     assert limit < 10 or sample != made(2)
+
+
+def test_images_that_differ_in_advisory_files_alone_are_one() -> None:
+    def images(advisory: frozenset[str]) -> set[tuple[bytes, bytes]]:
+        disk = SimDisk()
+        disk.advisory_files = advisory
+        files = [disk.open(name, "create") for name in ("data", "SYNCED")]
+        for file in files:
+            file.write(0, b"old")
+            file.sync()
+        disk.sync_dir("")
+        for content in (b"one", b"two"):
+            for file in files:
+                file.write(0, content)
+        found = {(image.disk.read_file("data"), image.disk.read_file("SYNCED")) for image in disk.images()}
+        assert {data for data, _ in found} == {b"old", b"one", b"two"}
+        return found
+
+    every, merged = images(frozenset()), images(frozenset({"SYNCED"}))
+    assert merged < every
+    assert len(merged) < len(every) == 9
+    assert {(b"old", b"old"), (b"two", b"two")} <= merged

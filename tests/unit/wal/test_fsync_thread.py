@@ -26,7 +26,7 @@ from tidelog.formats import control_frames, frame
 from tidelog.testing import SimDisk
 from tidelog.testing.simulated_disk import SimFile
 from tidelog.wal import CommitFuture, Writer
-from tidelog.wal.group_commit import COMPLETION_POLL_S, PREPENDED_BYTES_MAX
+from tidelog.wal.shard import COMPLETION_POLL_S, PREPENDED_BYTES_MAX
 
 # ── a shard on a real disk ────────────────────────────────────────────────────────────────────────
 
@@ -39,7 +39,7 @@ def real(
     disk = PosixDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        patch.setattr("tidelog.wal.group_commit.COMPLETION_POLL_S", hear_s)
+        patch.setattr("tidelog.wal.shard.COMPLETION_POLL_S", hear_s)
         disk.make_dir("data")
         bench = WalHarness(disk, file_bytes=1 << 16)
         bench.shard.start()

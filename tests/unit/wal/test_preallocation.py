@@ -168,13 +168,13 @@ def test_should_sync_when_many_bytes_are_unsynced(disk: SimDisk, monkeypatch: py
 
 
 def test_shard_requests_a_tick_when_a_sync_is_due(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "UNSYNCED_BYTES_MAX", 400)
+    monkeypatch.setattr(file, "UNSYNCED_BYTES_MAX", 300)
     bench = WalHarness(disk)
     called: list[bool] = []
     bench.shard.on_tick_needed = lambda: called.append(True)
-    bench.write(b"x" * 400, durable=True)
+    bench.write(b"x" * 300, durable=True)
     assert not called, "it is synced as it is"
-    bench.write(b"x" * 400, durable=False)
+    bench.write(b"x" * 300, durable=False)
     assert called == [True]
     bench.shard.tick()
     bench.write(b"y", durable=False)

@@ -343,7 +343,7 @@ def test_without_a_writer_thread_a_caller_waits_for_the_commit_lock(
     def park(self: CommitFuture[Any], timeout: float | None) -> None:
         raise AssertionError(f"{self} blocks for {timeout} and no thread will wake it")
 
-    monkeypatch.setattr(bench.shard, "_commit_lock", Turn())
+    monkeypatch.setattr(bench.shard.commits, "commit_lock", Turn())
     monkeypatch.setattr(CommitFuture, "_block", park)
     held = hold_first_sync(disk)
     first = bench.submit([b"first"])

@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from tidelog.clock import Clock
 from tidelog.disk.interrupts import defer_signals
-from tidelog.engine import batch_encoder, delete
+from tidelog.engine import append, batch_encoder, delete
 from tidelog.engine.batch_encoder import Batch, check_int
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.json_codec import from_json
@@ -45,9 +45,6 @@ from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.rows import Rows, Span, copy_values
 from tidelog.wal import CommitFuture
 
-if TYPE_CHECKING:
-    from tidelog.engine.topic import Topic
-
 DEAD_LETTER_FROM: Final = "$dead_letter_from"
 DEAD_LETTER_DELIVERIES: Final = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ: Final = "$dead_letter_src_seq"
@@ -62,9 +59,10 @@ def move_to_dead_letter(state: QueueState, dead: Sequence[int], chunks: Sequence
     try:
         moved: list[int] = []
         for chunk in chunks:
-            copied, failure = _move_chunk(state, chunk)
+            copied, error = _move_chunk(state, chunk)
             moved += copied
-            if isinstance(failure, Damaged):
+            failure = error or failure
+            if isinstance(error, Damaged):
                 break  # the shard of the dead-letter topic is latched
         if moved:
             delete.forward_before_delete(state.topic)
@@ -114,7 +112,7 @@ def _already_copied(state: QueueState, seqs: list[int]) -> set[int]:
     if not state.copied_dead_letters:
         return set()
     topics, name = state.topic.context.topics, state.topic.config.dead_letter
-    topic = None if topics is None or name is None else topics.find(name)
+    topic = None if topics is None or name is None else topics.find_topic(name)
     if topic is None:
         state.copied_dead_letters.clear()
     return {seq for seq in seqs if topic is not None and state.copied_dead_letters.get(seq) == topic.id}
@@ -128,12 +126,12 @@ def _append_copies(state: QueueState, chunk: JobChunk) -> None:
     assert topics is not None, "set before the first handle exists"
     batch = _encode_dead_letters(state, chunk)
     topic, _ = topics.ensure_topic(name, TopicConfig(), batch)
-    if topic.config.durability == "ephemeral" and not queue_topic.is_ephemeral:
+    if topic.is_ephemeral and not queue_topic.is_ephemeral:
         raise BadInput(
             f"{name} is ephemeral and {queue_topic.name} is not: a restart would lose the job; nothing was moved, "
             f"change the durability of {name}"
         )
-    topic.submit(batch, durable=not queue_topic.is_ephemeral).wait()
+    append.submit_write(topic, batch, durable=not queue_topic.is_ephemeral).wait()
     if topic.is_dropped:
         raise TopicNotFound(name)
     state.copied_dead_letters.update(dict.fromkeys(chunk.rows.seq.tolist(), topic.id))
@@ -306,7 +304,11 @@ def _group_by_queue(topic: TopicState, selected: _SelectedRecords, to: str | Non
     for position in selected.positions:
         record = selected.records[position]
         name: Any = to if to is not None else (record.meta or {}).get(DEAD_LETTER_FROM)
-        if record.seq in leased or not isinstance(name, str) or (to is None and not _is_queue(topic, name)):
+        if (
+            record.seq in leased
+            or not isinstance(name, str)
+            or (to is None and isinstance(_find_queue(topic, name), Error))
+        ):
             skipped += 1
         else:
             by_queue.setdefault(name, []).append(position)
@@ -322,25 +324,24 @@ def _leased_seqs(topic: TopicState, seqs: list[int]) -> set[int]:
         return {seq for seq in seqs if seq in leases.leased or seq in leases.pending}
 
 
-def _is_queue(topic_state: TopicState, name: str) -> bool:
-    topic = None if topic_state.context.topics is None else topic_state.context.topics.find(name)
-    return topic is not None and topic.config.type == "queue" and topic.id != topic_state.id
+def _find_queue(topic: TopicState, name: str) -> TopicState | Error:
+    """Return the queue of this name for the dead letters of `topic`, or why it is none."""
+    queue = None if topic.context.topics is None else topic.context.topics.find_topic(name)
+    if queue is None:
+        return TopicNotFound(name)
+    if queue.id == topic.id:
+        return BadInput(f"{name} is the topic that is redriven; nothing was moved, name another queue")
+    return queue if queue.config.type == "queue" else NotAQueue(name)
 
 
-def _require_queue(topic_state: TopicState, name: str) -> Topic:
-    topic = None if topic_state.context.topics is None else topic_state.context.topics.find(name)
-    if topic is None:
-        raise TopicNotFound(name)
-    if not _is_queue(topic_state, name):
-        raise (
-            NotAQueue(name)
-            if topic.id != topic_state.id
-            else BadInput(f"{name} is the topic that is redriven; nothing was moved, name another queue")
-        )
-    return topic
+def _require_queue(topic: TopicState, name: str) -> TopicState:
+    queue = _find_queue(topic, name)
+    if isinstance(queue, Error):
+        raise queue
+    return queue
 
 
-def _move_back(topic: TopicState, queue: Topic, selected: _SelectedRecords, positions: list[int]) -> None:
+def _move_back(topic: TopicState, queue: TopicState, selected: _SelectedRecords, positions: list[int]) -> None:
     rows = selected.chunk.rows.take(np.array(positions, np.int64))
     json = selected.chunk.json[positions].tolist()
     metas = [
@@ -360,12 +361,12 @@ def _move_back(topic: TopicState, queue: Topic, selected: _SelectedRecords, posi
 
 
 @defer_signals
-def _append_redriven(queue: Topic, batch: Batch, *, durable: bool) -> None:
+def _append_redriven(queue: TopicState, batch: Batch, *, durable: bool) -> None:
     """Append jobs to their queue; `durable`: durable on return, whatever the topic's class is."""
-    appended = queue.submit(batch, durable=durable).wait()
+    appended = append.submit_write(queue, batch, durable=durable).wait()
     if queue.is_dropped:
         raise TopicNotFound(queue.name)
-    state = get_queue_state(queue._topic_state)
+    state = get_queue_state(queue)
     state.history.add_step(JobStep(state.topic.context.now_ms(), "redriven", appended.seqs))
 
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.engine import append, read
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX
 from tidelog.errors import Error
@@ -29,11 +31,11 @@ from tidelog.errors import Error
 if TYPE_CHECKING:
     from tidelog.engine.queues.jobs import ClaimResult
     from tidelog.engine.queues.leases import Lease
-    from tidelog.engine.topic import Topic
     from tidelog.engine.topic_state import TopicState
 
 _quote = msgspec.json.Encoder().encode
 _STEP_COLUMNS: Final = (b"lease_id", b"deliveries", b"waited_ms", b"deadline_ms")
+_PAGE_BYTES_MAX: Final = 1 << 20
 OptionalInts = Sequence[int] | None
 
 
@@ -179,7 +181,9 @@ class HistoryWriter:
                 )
                 batch_records = context.limits.batch_records_max
                 for start in range(0, len(rows), batch_records):
-                    topic.submit(Batch(rows[start : start + batch_records], True)).wait()
+                    with DEFER_SIGNALS:
+                        future = append.submit_write(topic, Batch(rows[start : start + batch_records], True))
+                    future.wait()
                     written = start + batch_records
                 if queue_topic.is_dropped:  # meanwhile: a dropped queue has no history
                     context.topics.drop_internal_topic(topic.name)
@@ -209,21 +213,21 @@ class History:
     def __init__(self, topic: TopicState, writer: HistoryWriter) -> None:
         self._topic, self._writer = topic, writer
 
-    def _flushed_topic(self) -> Topic | None:
+    def _flushed_topic(self) -> TopicState | None:
         self._writer.flush()
         topics = self._topic.context.topics
-        return None if topics is None else topics.find(HISTORY_TOPIC_PREFIX + self._topic.name)
+        return None if topics is None else topics.find_topic(HISTORY_TOPIC_PREFIX + self._topic.name)
 
     def read(self, from_seq: int = 0, limit: int = 256) -> list[dict[str, Any]]:
         """Return steps after `from_seq` of the history, each with its seq there as `at`."""
         topic = self._flushed_topic()
-        records = [] if topic is None else topic.read(from_seq, limit).records
+        records = [] if topic is None else read.read_page(topic, from_seq, limit, frozenset(), _PAGE_BYTES_MAX).records
         return [{"at": record.seq, **record.data} for record in records]
 
     def to_arrow(self) -> pa.Table:
         """Return the whole history as a table with one row per step."""
         topic = self._flushed_topic()
-        datas = [] if topic is None else topic.to_arrow()["data"].to_pylist()
+        datas = [] if topic is None else read.read_table(topic, 0, None, frozenset())["data"].to_pylist()
         rows = _rows_decoder.decode(b"[" + b",".join(datas) + b"]")
         columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in HISTORY_SCHEMA]
         return pa.table(columns, schema=HISTORY_SCHEMA)

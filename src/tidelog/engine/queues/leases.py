@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import repeat
-from math import inf
 from typing import Final, NamedTuple
 
 from tidelog.engine.manifest import LeaseRow, QueueRow
@@ -47,11 +46,6 @@ class TimerHeap:
         else:
             due += seqs
         self.size += len(seqs)
-
-    @property
-    def earliest(self) -> float:
-        """The earliest due time, stale entries included."""
-        return self._times[0] if self._times else inf
 
     def pop_due(self, stop_ms: int) -> Iterator[tuple[int, list[int]]]:
         """Remove and yield the seqs that are due before this time, earliest first."""
@@ -101,9 +95,6 @@ class SweepResult(NamedTuple):
 
     def __bool__(self) -> bool:
         return bool(self.expired or self.ready)
-
-
-_NOTHING_SWEPT: Final = SweepResult([], [])
 
 
 class LeaseTable:
@@ -160,13 +151,6 @@ class LeaseTable:
     def sweep(self, now_ms: int) -> SweepResult:
         """Make jobs claimable whose delay or lease has ended."""
         deadlines, delays = self._deadline_timers, self._delay_timers
-        if (
-            delays.earliest > now_ms
-            and deadlines.earliest > now_ms
-            and deadlines.size <= 2 * len(self.leased) + _STALE_TIMERS_MAX
-            and delays.size <= 2 * len(self.delayed) + _STALE_TIMERS_MAX
-        ):
-            return _NOTHING_SWEPT
         due: list[int] = []
         expired: list[tuple[int, Lease]] = []
         for at_ms, seqs in delays.pop_due(now_ms + 1):

@@ -72,14 +72,9 @@ class QueueOperations:
         """Whether `claim_for_all` of this many jobs uses memory only, so that an event loop may call it."""
         return claim.can_claim_without_blocking(self._state, count_max)
 
-    @property
-    def has_routers(self) -> bool:
-        """Whether routers lead from or to this topic, so that an ack may have to wait for them."""
-        return self.topic.has_routers
-
     def submit_ack(self, node: str, seqs: Sequence[int], lease_ids: Ids = None) -> CommitFuture[AckResult]:
         """Submit an `ack` without waiting for it, except for routers that still have to forward the jobs
-        (`has_routers`)."""
+        (`TopicOperations.has_routers`)."""
         self._check_arguments(node, seqs, lease_ids)
         delete.forward_before_delete(self._state.topic)
         return ack.submit_ack(self._state, node, seqs, lease_ids)

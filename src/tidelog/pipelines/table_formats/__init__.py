@@ -1,11 +1,11 @@
 """Table formats of exports: Parquet files with a log of commits, and Delta tables.
 
-    interface       what an export needs of a table: last commit, staged files, commit. Read this first
-    commits         what a commit says: files, counts, hashes, the position in the topic
+    interface       the interface of exports to tables, and what both formats share. Read this first
+    commits         a commit: files, counts, hashes, the position in the topic
     parquet         a directory of Parquet files; delta: a Delta table, through deltalake
-    parquet_files   writing and reading the files themselves, for both
+    parquet_files   writes and reads the files of both
 
-This module decides which table a path is, and opens it."""
+This module detects the format of a table and opens it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidelog.pipelines.table_formats.parquet import ParquetTable
 def open_table(
     disk: Disk, path: str, format: Format | None = None, *, write: bool, step: OnStep = interface.no_step
 ) -> Table:
-    """The table at `path`. A format that is not named is the one that is there, or parquet where nothing is."""
+    """Open the table at `path`. The default format is that of the existing table, or parquet for a new one."""
     path = addresses.local_directory(path, "the table")
     there = detect_format(disk, path)
     if there is not None and format is not None and there != format:
@@ -32,7 +32,7 @@ def open_table(
 
 
 def detect_format(disk: Disk, path: str) -> Format | None:
-    """What is there; None: nothing, or a directory without a table."""
+    """Return the format of an existing table; None if there is no table."""
     if disk.stat(join(path, delta.DELTA_LOG_DIR)) is not None:
         return "delta"
     stat = disk.stat(path)

@@ -1,13 +1,13 @@
-"""What a table's commits say of the log: the words in which a table and a topic are compared.
+"""Commits of a table: its files, and which range of the topic each one has.
 
     topic      1 ············ first ──────────── stop ······ head
     commit n                  ├─ file ─┬─ file ─┤            rows, quarantined, hash; `stop` is where the next begins
     file                      [first, stop)                  rows, hash: their sums are those of the commit
 
-A commit says all that the next one needs, so no other state has to be kept: the table itself has its position.
-A repair is a commit as well. It removes files and adds others in one step, and leaves the end where it was. Rows that
-the log cannot produce again are copied: those of a file of ours into a file of the same range (the two then overlap),
-those of files that others wrote into `kept` files, which belong to no range.
+A commit has everything that the next one needs, so there is no other state: the table has its own position. A repair is
+a commit that removes files and adds others in one step and does not move the end. Rows that the log no longer has are
+copied: those of an exported file into a file of the same range (the two then overlap), those of files of other programs
+into `kept` files, which have no range.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPTIONAL_FILE_FIELDS: Final = ("bad_bytes", "held")
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """One Parquet file of a table, and what it holds of the topic."""
+    """One Parquet file of a table and its range of the topic."""
 
     name: str
     first: int
@@ -35,18 +35,14 @@ class DataFile(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     hash: int
-    bad: int = 0  # rows of its range that lie in quarantine
+    bad: int = 0  # rows of its range in quarantine
     bad_name: str | None = None
     bad_bytes: int | None = None
-    held: int | None = None  # rows it has, where a repair copied rows that are not those that were committed
-
-    @property
-    def span(self) -> range:
-        return range(self.first, self.stop)
+    held: int | None = None  # rows in the file, if a repair copied other rows than were committed
 
 
 class KeptFile(msgspec.Struct, frozen=True):
-    """Rows of files that others wrote, copied by a repair."""
+    """Rows of files of other programs, copied by a repair."""
 
     name: str
     rows: int
@@ -60,14 +56,14 @@ class Commit(msgspec.Struct, frozen=True):
     stop: int  # of the topic: where the next commit begins
     files: tuple[DataFile, ...]
     schema: str  # of the table, as Spark writes it in JSON
-    shape: str  # what else decides how a record becomes a row; see `columns`
+    shape: str  # the other options of the mapping; see `record_mapping`
     number: int = 0
     removed: tuple[str, ...] = ()  # files that these replace
-    repair: bool = False  # of a range that the table stands for already
+    repair: bool = False  # of a range that the table already has
     transform: str | None = None  # the function that rows went through
     ts_ms: int = 0
     kept: tuple[KeptFile, ...] = ()
-    retired: tuple[str, ...] = ()  # files of others that these replace
+    retired: tuple[str, ...] = ()  # files of other programs that these replace
     format: int = _BASE_FORMAT
 
     @property
@@ -88,7 +84,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class _StoredCommit(Commit, frozen=True):
-    """A commit as it is written down: with its sums, for people and for other programs."""
+    """A commit as it is stored: with its totals, for people and other programs."""
 
     totals: dict[str, int | str] = {}
 
@@ -101,7 +97,7 @@ def encode_commit(commit: Commit) -> bytes:
     made: dict[str, Any] = msgspec.to_builtins(commit)
     made["format"] = COMMIT_FORMAT if commit.kept or commit.retired else commit.format
     made["totals"] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
-    for name in _OPTIONAL_FIELDS:  # a commit that does not need them is what it always was, byte by byte
+    for name in _OPTIONAL_FIELDS:  # without them a commit has the bytes of earlier versions
         if not made[name]:
             del made[name]
     for file in made["files"]:
@@ -112,7 +108,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(content: bytes | str, where: str) -> Commit:
-    """A commit as it was written, or an error that says what is wrong with it."""
+    """Decode a stored commit. Raises Damaged or NewerFormat."""
     try:
         found = _raw_decoder.decode(content)
         if int(bytes(found["format"])) > COMMIT_FORMAT:
@@ -130,7 +126,7 @@ def decode_commit(content: bytes | str, where: str) -> Commit:
 
 
 def check_same_topic(last: Commit, topic: str, epoch: int, where: str) -> None:
-    """Refuse to go on in a table that is about something else."""
+    """Raise if the table belongs to another topic, or to a dropped topic of this name."""
     if last.topic != topic:
         raise BadInput(
             f"{where} is the table of topic {last.topic!r}, not of {topic!r}; nothing was written, name another table"
@@ -145,7 +141,7 @@ def check_same_topic(last: Commit, topic: str, epoch: int, where: str) -> None:
 
 
 def check_continues(last: Commit | None, made: Commit, where: str) -> None:
-    """A commit that does not begin where the last one ended would lose or double records."""
+    """Raise if a commit does not begin at the end of the last one: it would lose records or have them twice."""
     if made.repair or last is None:
         return
     if made.first != last.stop or made.stop < made.first:
@@ -156,7 +152,7 @@ def check_continues(last: Commit | None, made: Commit, where: str) -> None:
 
 
 def active_files(commits: Sequence[Commit]) -> list[DataFile]:
-    """The files of a table after all of its commits, by range."""
+    """Return the files of a table after all of its commits, by range."""
     found: dict[str, DataFile] = {}
     for commit in commits:
         for name in (*commit.removed, *commit.retired):

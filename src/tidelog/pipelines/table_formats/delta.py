@@ -1,24 +1,25 @@
-"""A Delta table whose commits are ours: files that executors wrote, added in one transaction of the table.
+"""A Delta table as the target of exports, and as a source of rows.
 
-    commitInfo    "tidelog": the commit, as a directory of Parquet files would have it in its log
+An export adds the files that executors wrote in one transaction of the table:
+
+    commitInfo    "tidelog": the commit, encoded as in the log of a Parquet table
     txn           tidelog/<topic>/<epoch> → the seq where the next commit begins
 
-The second is kept by the table's checkpoints and outlives the first, which goes with old log files; and a transaction
-of the same name that came in between makes ours fail, so two exporters on two machines cannot double anything. Files
-lie in the table's directory before they are committed: only the log makes them part of the table.
+The checkpoints of the table keep the second, so it outlives the first, which is deleted with old log files. A
+transaction of the same name in between makes the commit fail: two exporters on two machines cannot write rows twice.
+Only the log of the table makes a file part of it.
 
-Others may commit at any time (append, OPTIMIZE, DELETE, VACUUM). A commit of ours is written for exactly one version of
-the table; where that version is taken, the table is looked at again and the commit is tried for the next one, after a
-pause that grows, `TRIES` times. It is given up at once where it would no longer be right: another exporter went on, or
-a file that a repair replaces is no longer there.
+Other programs may commit at any time (append, OPTIMIZE, DELETE, VACUUM). A commit is written for exactly one version of
+the table. If that version exists, the table is read again and the commit is tried for the next version, after a growing
+pause, `COMMIT_ATTEMPTS` times. It fails at once if it became wrong: another exporter has continued, or a file that a
+repair replaces is gone.
 
-Rows of a Delta table as its readers see them, through the library that knows its format.
+Rows are read through the library that knows the format:
 
-    plain       one task a file, read where the task runs
-    special     mapped column names, deletion vectors, other features of readers: one task, by the library's own engine
+    plain       one task per file, read where the task runs
+    special     mapped column names, deletion vectors, other reader features: one task, through the library's engine
 
-Partition columns are no columns of the files: both ways add them. Text and bytes are Arrow's plain types. A version
-that the library cannot read is refused.
+Partition columns are not in the files: both ways add them. A version that the library cannot read is refused.
 """
 
 from __future__ import annotations
@@ -40,13 +41,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, NotFound
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import commits, interface, parquet_files
 from tidelog.pipelines.table_formats.commits import Commit, DataFile, KeptFile
-from tidelog.pipelines.table_formats.interface import QUARANTINE_DIR, Leftover, OnStep, TableChanged
+from tidelog.pipelines.table_formats.interface import QUARANTINE_DIR, Leftover, OnStep, TableChanged, TableDirectory
 
 COLUMN_MAPPING_KEY: Final = "delta.columnMapping.mode"
 _SPARK_FORMAT: Final = "tidelog-delta"
@@ -55,23 +55,23 @@ _BATCH_ROWS: Final = 8192
 
 class DeltaVersion(NamedTuple):
     version: int
-    description: str  # the table and its version, in a few words
+    description: str  # table id and version
 
 
 def latest_version(path: str) -> DeltaVersion:
-    """The newest version of a table."""
+    """Return the newest version of a table."""
     table = _open_delta(path, None)
     return DeltaVersion(table.version(), f"{table.metadata().id} version {table.version()}")
 
 
 def read_frame(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """A version of a table as a DataFrame."""
+    """Load a version of a table as a DataFrame."""
     spark.dataSource.register(DeltaSource)
     return spark.read.format(_SPARK_FORMAT).option("path", path).option("version", str(version)).load()
 
 
 def has_column_mapping(table: DeltaTable) -> bool:
-    """Whether the names of columns in the files are not those of the table."""
+    """Whether columns have other names in the files than in the table."""
     return (table.metadata().configuration.get(COLUMN_MAPPING_KEY) or "none").lower() != "none"
 
 
@@ -105,7 +105,7 @@ class DeltaReader(DataSourceReader):
         return [DeltaPartition(None)] if self._names is None else [DeltaPartition(name) for name in self._names]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, DeltaPartition), "it was planned here"
+        assert isinstance(partition, DeltaPartition), "planned by this reader"
         table = _open_delta(self._path, self._version)
         schema = _arrow_schema(table)
         if partition.name is None:
@@ -113,8 +113,8 @@ class DeltaReader(DataSourceReader):
                 yield parquet_files.conform(batch, schema)
             return
         data = table.to_pyarrow_dataset(schema=schema)
-        (mine,) = [each for each in data.get_fragments() if each.path == partition.name]
-        yield from mine.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
+        (file,) = [fragment for fragment in data.get_fragments() if fragment.path == partition.name]
+        yield from file.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -122,9 +122,9 @@ def _arrow_schema(table: DeltaTable) -> pa.Schema:
 
 
 def _file_names(table: DeltaTable) -> list[str] | None:
-    """The files of a table; None where they cannot be read one by one."""
+    """Return the files of a table; None if they cannot be read one by one."""
     try:
-        return [each.path for each in table.to_pyarrow_dataset(schema=_arrow_schema(table)).get_fragments()]
+        return [file.path for file in table.to_pyarrow_dataset(schema=_arrow_schema(table)).get_fragments()]
     except DeltaProtocolError:
         return None
 
@@ -132,16 +132,16 @@ def _file_names(table: DeltaTable) -> list[str] | None:
 def read_rows(
     path: str, version: int, first: int | None, stop: int | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
-    asked = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
-    for batch in _scan(path, version, asked, None):
+    """Read the rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
+    predicate = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
+    for batch in _scan(path, version, predicate, None):
         yield parquet_files.conform(batch, schema)
 
 
 def count_rows_outside(path: str, version: int, first: int, stop: int) -> int:
-    """How many rows of a version have other seqs, or none."""
-    asked = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
-    return sum(batch.num_rows for batch in _scan(path, version, asked, ["seq"]))
+    """Count the rows of a version with other seqs, or without a seq."""
+    predicate = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
+    return sum(batch.num_rows for batch in _scan(path, version, predicate, ["seq"]))
 
 
 def _open_delta(path: str, version: int | None) -> DeltaTable:
@@ -174,9 +174,9 @@ def _unsupported_error(path: str, error: Exception) -> BadInput:
 
 DELTA_LOG_DIR: Final = "_delta_log"
 _COMMIT_KEY: Final = "tidelog"
-_RECENT_VERSIONS: Final = 20  # versions that are looked at before all of them are
+_RECENT_VERSIONS: Final = 20  # versions searched before all of them are
 COMMIT_ATTEMPTS: Final = 20
-_FIRST_PAUSE_S: Final = 0.02  # before the second try; it doubles up to _PAUSE_MAX_S
+_FIRST_PAUSE_S: Final = 0.02  # before the second attempt; it doubles up to _MAX_PAUSE_S
 _MAX_PAUSE_S: Final = 2.0
 _DELETION_VECTORS: Final = "deletionVectors"
 
@@ -192,11 +192,10 @@ class DeltaLakeTable:
         self._disk, self.path, self._step = disk, path, step
         self._table: DeltaTable | None = None
         self._pause: Callable[[float], object] = Event().wait
-        interface.check_table_directory(disk, path, must_exist=not write)
-        self._release = interface.lock_table(disk, path) if write else None
+        self._directory = TableDirectory(disk, path, self.format, write=write)
         try:
             if write:
-                # Before any file: a directory with files and without a log would pass for another format.
+                # Before any file: a directory with files and without a log would be detected as another format.
                 disk.make_dir(join(path, DELTA_LOG_DIR))
             self._load()
             if write:
@@ -206,23 +205,21 @@ class DeltaLakeTable:
             raise
 
     def close(self) -> None:
-        if self._release is not None:
-            self._release()
-            self._release = None
+        self._directory.close()
 
     def _load(self) -> None:
         try:
             self._table = DeltaTable(self.path)
         except TableNotFoundError:
-            if self._release is None:  # a log without a commit: the first one was removed
+            if not self._directory.is_locked:  # a log without a commit: the first one was removed
                 raise BadInput(f"{self.path} is a Delta table without a commit; nothing was done, export it") from None
         except DeltaError as error:
             raise Damaged(f"{self.path} cannot be read as a Delta table ({error}); nothing was changed") from None
 
-    # ── what it holds ─────────────────────────────────────────────────────────────────────────
+    # ── content ───────────────────────────────────────────────────────────────────────────────
 
     def _own_commits(self, limit: int | None = None) -> Iterator[Commit]:
-        """Commits of ours, newest first."""
+        """Yield the commits of exports, newest first."""
         for info in self._table.history(limit) if self._table is not None else ():
             if _COMMIT_KEY in info:
                 made = commits.decode_commit(info[_COMMIT_KEY], f"{self.path}, version {info['version']}")
@@ -232,11 +229,11 @@ class DeltaLakeTable:
         return list(self._own_commits())[::-1]
 
     def last_commit(self) -> Commit | None:
-        """The newest commit of ours. A repair that came later leaves the end where it was, so it is as good."""
+        """Return the newest commit of an export. A later repair does not move the end, so it counts as well."""
         if self._table is not None:
-            self._table.update_incremental()  # its history is always of now, and what it says of itself is not
-        elif self._release is not None:
-            self._load()  # another process may have made it
+            self._table.update_incremental()  # the history is always current, the state is not
+        elif self._directory.is_locked:
+            self._load()  # another process may have created it
         made = next(self._own_commits(_RECENT_VERSIONS), None) or next(self._own_commits(), None)
         if made is None or self._table is None:
             return None
@@ -246,7 +243,7 @@ class DeltaLakeTable:
                 f"{self.path}: its newest commit ends at seq {made.stop - 1} and its transaction says {stop}; nothing "
                 "was written, look at the table's history"
             )
-        # What a checkpoint of the table knows outlives the commits it was made from.
+        # The transaction in a checkpoint of the table outlives the commits.
         return made if stop == made.stop else msgspec.structs.replace(made, first=made.stop, stop=stop, files=())
 
     def next_export_seq(self, topic: str, epoch: int) -> int | None:
@@ -270,7 +267,7 @@ class DeltaLakeTable:
         return self._table.version() if special else None
 
     def _has_deletion_vectors(self) -> bool:
-        assert self._table is not None, "asked of a table that is there"
+        assert self._table is not None, "only for a table with commits"
         if _DELETION_VECTORS not in (self._table.protocol().reader_features or ()):
             return False
         return any(pa.record_batch(batch).num_rows for batch in self._table.deletion_vectors())
@@ -283,21 +280,16 @@ class DeltaLakeTable:
         ]
         return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
 
-    def foreign_files(self) -> list[str]:
-        ours = {file.name for file in self.own_files()}
-        return [name for name in self.visible_files() if name not in ours]
-
     def leftovers(self) -> list[Leftover]:
-        """None: only the log makes a file part of the table, and what it does not name is no row of it."""
-        return []
+        return []  # a file that the log of the table does not name is not part of it
 
     def drop_leftovers(self) -> None:
-        """There are none."""
+        """No effect: there are none."""
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
     def staged_path(self, name: str) -> str:
-        return join(self.path, name)
+        return interface.staged_path(self.path, self.format, name)
 
     def commit(self, commit: Commit) -> None:
         actions: list[AddAction | RemoveAction] = [_add_action(file, commit) for file in commit.files]
@@ -307,10 +299,8 @@ class DeltaLakeTable:
         for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
             self._check_still_valid(commit)
             self._step("sync the names of staged files")
-            # Also where only a foreign commit came in between: VACUUM removes files that no version names.
-            interface.check_staged(self._disk, commit, self.staged_path)
-            for place in {self.path, *(join(self.path, QUARANTINE_DIR) for file in commit.files if file.bad_name)}:
-                self._disk.sync_dir(place)
+            # At every attempt: VACUUM of another program removes files that no version names.
+            self._directory.sync_staged(commit)
             try:
                 self._write(commit, actions)
                 break
@@ -322,11 +312,11 @@ class DeltaLakeTable:
         self._step("sync the commit")
         self._sync_log()
         for name in commit.removed:
-            remove_if_exists(self._disk, join(self.path, f"{QUARANTINE_DIR}/{name}"))
+            self._directory.remove_quarantine(name)
         self._step("done")
 
     def _check_still_valid(self, commit: Commit) -> None:
-        """Refuse a commit that the table, as it is now, must not get."""
+        """Raise if the commit is wrong for the present state of the table."""
         last = self.last_commit()
         commits.check_continues(last, commit, self.path)
         if self._table is None:
@@ -368,8 +358,7 @@ class DeltaLakeTable:
         except CommitFailedError as error:
             raise TableChanged(
                 f"{self.path} was written by other processes meanwhile ({error}), {COMMIT_ATTEMPTS} times in a row; "
-                f"nothing was "
-                "committed, run it again when they write less often"
+                "nothing was committed, run it again when they write less often"
             ) from None
         except DeltaError as error:
             if self._table is None and DeltaTable.is_deltatable(self.path):
@@ -380,8 +369,8 @@ class DeltaLakeTable:
         self._table = DeltaTable(self.path)
 
     def _sync_log(self) -> None:
-        """What the library wrote survives a kill; this makes it survive a power cut."""
-        assert self._table is not None, "a commit makes it"
+        """Sync the commit file: the library does not, so the commit would not survive a power cut."""
+        assert self._table is not None, "a commit creates it"
         log = join(self.path, DELTA_LOG_DIR)
         file = self._disk.open(join(log, f"{self._table.version():020d}.json"))
         try:
@@ -392,7 +381,7 @@ class DeltaLakeTable:
         self._disk.sync_dir(self.path)
 
     def _remove_uncommitted(self) -> None:
-        """Remove files that were written after the newest commit and are part of no version."""
+        """Remove files after the newest commit that are part of no version."""
         last, there = self.last_commit(), set(self.visible_files())
         stop = 0 if last is None else last.stop
         for place, prefix in ((self.path, ""), (join(self.path, QUARANTINE_DIR), f"{QUARANTINE_DIR}/")):

@@ -1,39 +1,42 @@
-"""What an export needs of a table, and which kinds there are.
+"""The interface of an export to a table, and the parts that both formats share.
 
-    parquet   a directory of Parquet files with a commit log of ours beside them (`parquet_table`)
-    delta     a Delta table; our commits are its commits (`delta_table`)
+    parquet   a directory of Parquet files with its own commit log beside them (`parquet`)
+    delta     a Delta table; commits of exports are commits of the table (`delta`)
 
-Executors write files under the names that `staged` gives, where no reader sees them. `commit` makes them part of the
-table, all at once, together with what it says of the topic. One process writes a table at a time.
+Executors write files under the names that `staged_path` returns, which readers skip. `commit` makes all of them part of
+the table at once, with the position in the topic. One process writes a table at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Locked, NotFound, Unavailable
 from tidelog.pipelines.table_formats.commits import Commit, DataFile
 
 Format: TypeAlias = Literal["parquet", "delta"]
-OnStep: TypeAlias = Callable[
-    [str], None
-]  # called with the name of the step that comes next; tests end the process there
+OnStep: TypeAlias = Callable[[str], None]  # called with the name of the next step; tests kill the process there
+SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
+T = TypeVar("T")
 QUARANTINE_DIR: Final = "_quarantine"
 OWN_DIR: Final = "_tidelog"
 LOCK_FILE: Final = "lock"
 
 
 class TableChanged(Locked):
-    """Another process committed to the table meanwhile. Nothing of ours was committed; planning anew may succeed."""
+    """Another process committed to the table in between. Nothing was committed; a new plan may succeed."""
 
 
 class StagedFileMissing(Unavailable):
-    """A file that a task wrote is not where the driver looks for it, or has another length."""
+    """The driver does not see a file that a task wrote, or sees another length."""
 
 
 class Leftover(NamedTuple):
+    """A file of an export after a missing range, whose commit is gone."""
+
     name: str
     epoch: int
     first: int
@@ -46,80 +49,143 @@ class Table(Protocol):
     format: Format
 
     def last_commit(self) -> Commit | None:
-        """The newest commit of ours: how far the table is."""
+        """Return the newest commit of an export, which has the position of the table."""
         ...
 
     def next_export_seq(self, topic: str, epoch: int) -> int | None:
-        """Where the next commit of a topic begins, by what outlives the commits themselves; None: unknown."""
+        """Return where the next commit of a topic begins, from state that outlives the commits; None if unknown."""
         ...
 
     def commits(self) -> list[Commit]:
-        """Every commit of ours that is known, oldest first."""
+        """Return the known commits of exports, oldest first."""
         ...
 
     def own_files(self) -> list[DataFile]:
-        """The files of ours that are part of the table now, by range."""
+        """Return the files of exports that are part of the table now, by range."""
         ...
 
     def visible_files(self) -> list[str]:
-        """Every file that readers of the table see."""
-        ...
-
-    def foreign_files(self) -> list[str]:
-        """Files that readers of the table see beside those."""
+        """Return every file that readers of the table see."""
         ...
 
     def scan_version(self) -> int | None:
-        """The version to read through the table's library, where its files alone do not say what a reader sees
-        (deletion vectors, mapped columns, partition columns). None: rows are what the files hold."""
+        """Return the version to read through the table's library, if its files alone do not show what a reader sees
+        (deletion vectors, mapped columns, partition columns); else None."""
         ...
 
     def leftovers(self) -> list[Leftover]:
-        """Files of ours that follow a hole in the table and whose commits are gone."""
+        """Return the files of exports after a missing range, whose commits are gone."""
         ...
 
     def drop_leftovers(self) -> None:
-        """Remove them. The caller has checked that the log can give their rows back (`leftovers.drop`)."""
+        """Remove them. The caller has checked that the log still has their records (`export_job.drop_leftovers`)."""
         ...
 
     def staged_path(self, name: str) -> str:
-        """Where an executor writes a file that is to be called `name`."""
+        """Return where an executor writes the file `name`."""
         ...
 
     def commit(self, commit: Commit) -> None:
-        """Make files part of the table, and take those out that they replace. When it returns they are, whatever
-        happens to the machine; when it raises, or the process dies in it, all of them are or none is; opening the
-        table for writing finishes what was begun. Every staged file is verified first (`check_staged`)."""
+        """Add staged files to the table and remove those that they replace. On return the commit survives a power
+        cut. If this raises, or the process dies, all files are part of the table or none is; opening the table for
+        writing completes a started commit. Every staged file is verified first."""
         ...
 
     def close(self) -> None: ...
 
 
 def no_step(_: str) -> None:
-    """The step that nothing happens at."""
+    """The default of `OnStep`."""
 
 
-def lock_table(disk: Disk, path: str) -> Callable[[], None]:
-    """Be the one writer of a table; call what this gives to let another in."""
-    own = join(path, OWN_DIR)
-    disk.make_dir(own)
-    try:
-        return disk.lock(join(own, LOCK_FILE)).release
-    except BlockingIOError:
-        raise Locked(
-            f"{path} is being written by another process; nothing was changed, wait for it or stop it"
-        ) from None
+def staged_path(path: str, format: Format, name: str) -> str:
+    """Return where the file `name` of a table is written before its commit."""
+    folder, _, base = name.rpartition("/")
+    return join(join(path, folder) if folder else path, f"_{base}" if format == "parquet" else base)
 
 
-def check_table_directory(disk: Disk, path: str, *, must_exist: bool) -> None:
-    found = disk.stat(path)
-    if found is None and must_exist:
-        raise NotFound(f"there is no table at {path}; nothing was done, check the path")
-    if found is not None and not found.is_dir:
-        raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
+class TableDirectory:
+    """The directory of a table: its lock, staged files, and removals. Both formats have one."""
+
+    def __init__(self, disk: Disk, path: str, format: Format, *, write: bool) -> None:
+        self._disk, self._path, self._format = disk, path, format
+        self._release: Callable[[], None] | None = None
+        stat = disk.stat(path)
+        if stat is None and not write:
+            raise NotFound(f"there is no table at {path}; nothing was done, check the path")
+        if stat is not None and not stat.is_dir:
+            raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
+        if write:
+            self._lock()
+
+    def _lock(self) -> None:
+        own = join(self._path, OWN_DIR)
+        self._disk.make_dir(own)
+        try:
+            self._release = self._disk.lock(join(own, LOCK_FILE)).release
+        except BlockingIOError:
+            raise Locked(
+                f"{self._path} is being written by another process; nothing was changed, wait for it or stop it"
+            ) from None
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process is the writer of the table."""
+        return self._release is not None
+
+    def close(self) -> None:
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def sync_staged(self, commit: Commit) -> None:
+        """Verify the staged files of a commit and sync their names."""
+        _check_staged(self._disk, commit, lambda name: staged_path(self._path, self._format, name))
+        for place in {self._path, *(join(self._path, QUARANTINE_DIR) for file in commit.files if file.bad_name)}:
+            self._disk.sync_dir(place)
+
+    def remove_file(self, name: str) -> bool:
+        """Remove a data file and its quarantine; return whether the data file existed."""
+        was_there = remove_if_exists(self._disk, join(self._path, name))
+        self.remove_quarantine(name)
+        return was_there
+
+    def remove_quarantine(self, name: str) -> None:
+        remove_if_exists(self._disk, join(self._path, f"{QUARANTINE_DIR}/{name}"))
 
 
-def check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) -> None:
+def foreign_files(table: Table) -> list[str]:
+    """Return the files that readers of a table see and that no export wrote."""
+    own = {file.name for file in table.own_files()}
+    return [name for name in table.visible_files() if name not in own]
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> SeqRanges:
+    """Merge ranges [first, stop) that overlap or touch; drop empty ones."""
+    merged: list[tuple[int, int]] = []
+    for first, stop in sorted(each for each in ranges if each[0] < each[1]):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((first, stop))
+    return tuple(merged)
+
+
+def group_overlapping(items: Iterable[T], key: Callable[[T], tuple[int, int, str]]) -> list[list[T]]:
+    """Sort items by their `key` (first, stop, name) and group those whose ranges overlap."""
+    groups: list[list[T]] = []
+    end = 0
+    for item in sorted(items, key=key):
+        first, stop, _ = key(item)
+        if groups and first < end:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+        end = max(end, stop)
+    return groups
+
+
+def _check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) -> None:
     """Verify that the driver sees every file of a commit with the length that its task reported."""
     wanted: list[tuple[str, int | None]] = []
     for file in commit.files:
@@ -141,7 +207,7 @@ def check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) 
 
 
 def check_empty(table: Table) -> None:
-    """Refuse an existing table that no export has written: the origin of its rows would be unknown."""
+    """Raise BadInput for an existing table that no export has written: the origin of its rows would be unknown."""
     names = table.visible_files()
     if names:
         raise BadInput(
@@ -150,12 +216,12 @@ def check_empty(table: Table) -> None:
 
 
 def data_file_name(first: int, stop: int, run: str, attempt: int) -> str:
-    """Sorts by range. `run` and `attempt` keep apart what was tried more than once."""
+    """Return a name that sorts by range. `run` and `attempt` distinguish repeated attempts."""
     return f"part-{first:020d}-{stop:020d}-{run}-{attempt:05d}.parquet"
 
 
 def parse_file_range(name: str) -> tuple[int, int] | None:
-    """The range that a name of ours says, or None where it is none."""
+    """Return the range in the name of a data file; None for other names."""
     parts = name.removesuffix(".parquet").split("-")
     if not name.startswith("part-") or len(parts) < 5 or not (parts[1].isdigit() and parts[2].isdigit()):
         return None

@@ -1,25 +1,25 @@
-"""A directory of Parquet files that Spark reads as it is, with commits beside them.
+"""A table as a directory of Parquet files, which Spark reads directly, with a commit log beside them.
 
     table/
-      part-<first>-<stop>-….parquet      committed: what a reader of the directory sees
-      _part-….parquet                    written and not committed; readers pass over names with `_`
+      part-<first>-<stop>-….parquet      committed: seen by readers of the directory
+      _part-….parquet                    staged, not committed; readers skip names that start with `_`
       _tidelog/log/00000000000000000017.json
       _tidelog/lock
       _quarantine/
 
-A commit, in this order and no other:
+A commit has these steps, in this order:
 
-    1  staged files               each is there with its length; names synced
-    2  log/<n>.json               the commit: replaced into place, synced. Before it nothing happened, after it all did
-    3  _part-… → part-…           synced
-    4  files that it replaces     removed; those of others are renamed to _foreign-…
+    1  staged files               verify their lengths, sync their names
+    2  log/<n>.json               write and sync the commit. This step decides: nothing happened before it, all after it
+    3  _part-… → part-…           rename and sync
+    4  replaced files             remove; files of other programs are renamed to _foreign-…
 
-Opening the table for writing does 3 and 4 of the newest commit again, and removes what was staged for none. A reader
+Opening the table for writing repeats 3 and 4 of the newest commit and removes staged files without a commit. A reader
 of the bare directory may see a part of the newest commit between 2 and 3, and rows twice while a repair is at 3 or 4.
 
-Where the log, or the end of it, is gone, the files say in their footers which range of which topic they are. Those that
-follow each other without a gap are written down as one commit. What is left over follows a hole: it is removed once it
-is known that the log still has its records (`leftovers`), and the next export makes it again.
+If the log or its end is gone, the footers of the files have their topic and range. Consecutive files become one commit.
+Files after a missing range are leftovers: an export removes them when the topic still has their records, and exports
+these records again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Final
 
 import msgspec
 
-from tidelog.disk.durability import read_file, remove_if_exists, replace_file
+from tidelog.disk.durability import read_file, replace_file
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import Damaged
 from tidelog.pipelines.table_formats import commits, interface, parquet_files
 from tidelog.pipelines.table_formats import parquet_files as footers
 from tidelog.pipelines.table_formats.commits import Commit, DataFile
-from tidelog.pipelines.table_formats.interface import OWN_DIR, QUARANTINE_DIR, Leftover, OnStep
+from tidelog.pipelines.table_formats.interface import OWN_DIR, QUARANTINE_DIR, Leftover, OnStep, TableDirectory
 from tidelog.pipelines.table_formats.parquet_files import FileFooter
 
 COMMIT_LOG_DIR: Final = "log"
@@ -51,8 +51,7 @@ class ParquetTable:
         self._disk, self.path, self._step = disk, path, step
         self._log = join(join(path, OWN_DIR), COMMIT_LOG_DIR)
         self._leftovers: dict[str, FileFooter] = {}
-        interface.check_table_directory(disk, path, must_exist=not write)
-        self._release = interface.lock_table(disk, path) if write else None
+        self._directory = TableDirectory(disk, path, self.format, write=write)
         if write:
             try:
                 disk.make_dir(self._log)
@@ -62,11 +61,9 @@ class ParquetTable:
                 raise
 
     def close(self) -> None:
-        if self._release is not None:
-            self._release()
-            self._release = None
+        self._directory.close()
 
-    # ── what it holds ─────────────────────────────────────────────────────────────────────────
+    # ── content ───────────────────────────────────────────────────────────────────────────────
 
     def _commit_numbers(self) -> list[int]:
         with suppress(FileNotFoundError):
@@ -95,12 +92,7 @@ class ParquetTable:
         return commits.active_files(self.commits())
 
     def next_export_seq(self, topic: str, epoch: int) -> int | None:  # noqa: ARG002
-        """Nothing outlives the commits and the files here, and files become commits again."""
-        return None
-
-    def foreign_files(self) -> list[str]:
-        ours = {file.name for file in self.own_files()}
-        return [name for name in self.visible_files() if name not in ours]
+        return None  # no state outlives commits and files, and files become commits again
 
     def scan_version(self) -> int | None:
         return None
@@ -111,8 +103,7 @@ class ParquetTable:
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
     def staged_path(self, name: str) -> str:
-        folder, _, base = name.rpartition("/")
-        return join(join(self.path, folder) if folder else self.path, f"_{base}")
+        return interface.staged_path(self.path, self.format, name)
 
     def commit(self, commit: Commit) -> None:
         numbers = self._commit_numbers()
@@ -120,9 +111,7 @@ class ParquetTable:
         commits.check_continues(last, commit, self.path)
         made = msgspec.structs.replace(commit, number=numbers[-1] + 1 if numbers else 0)
         self._step("sync the names of staged files")
-        interface.check_staged(self._disk, made, self.staged_path)
-        for place in {self.path, *(join(self.path, QUARANTINE_DIR) for file in made.files if file.bad_name)}:
-            self._disk.sync_dir(place)
+        self._directory.sync_staged(made)
         self._step("write the commit")
         path = self._commit_path(made.number)
         try:
@@ -132,7 +121,7 @@ class ParquetTable:
         self._apply_commit(made)
 
     def _apply_commit(self, commit: Commit) -> None:
-        """Steps 3 and 4, from wherever they were left."""
+        """Run steps 3 and 4, or the rest of them."""
         moved = set()
         for name in _files_in_order(commit):
             staged, path = self.staged_path(name), join(self.path, name)
@@ -146,19 +135,18 @@ class ParquetTable:
         gone = False
         for name in commit.removed:
             self._step("remove a replaced file")
-            gone |= remove_if_exists(self._disk, join(self.path, name))
-            remove_if_exists(self._disk, join(self.path, f"{QUARANTINE_DIR}/{name}"))
+            gone |= self._directory.remove_file(name)
         for name in commit.retired:
             if self._disk.stat(join(self.path, name)) is not None:
                 self._step("rename a replaced file")
-                # Readers pass over this name. Bytes that others wrote are not destroyed.
+                # Readers skip this name. Files of other programs are never deleted.
                 self._disk.rename(join(self.path, name), join(self.path, f"_foreign-{commit.number}-{name}"))
                 gone = True
         if gone:
             self._disk.sync_dir(self.path)
         self._step("done")
 
-    # ── after a crash, or after the commits were removed ─────────────────────────────────────
+    # ── recovery, after a crash or after commits were removed ────────────────────────────────
 
     def _recover(self) -> None:
         last = self.last_commit()
@@ -170,7 +158,7 @@ class ParquetTable:
         made = self._adopt_files(last, chosen)
         if made is not None:
             replace_file(self._disk, self._commit_path(made.number), commits.encode_commit(made))
-        self._remove_files(replaced)  # a repair replaced them, and was not finished when the log went away
+        self._remove_files(replaced)  # by a repair that had not finished when the log was removed
         kept = set() if made is None else {file.name for file in made.files}
         self._leftovers = {name: footer for name, footer in chosen.items() if name not in kept}
 
@@ -190,13 +178,12 @@ class ParquetTable:
         gone = False
         for name in names:
             self._step("remove a file of no commit")
-            gone |= remove_if_exists(self._disk, join(self.path, name))
-            remove_if_exists(self._disk, join(self.path, f"{QUARANTINE_DIR}/{name}"))
+            gone |= self._directory.remove_file(name)
         if gone:
             self._disk.sync_dir(self.path)
 
     def _remove_staged(self) -> None:
-        """Remove what was staged and not committed."""
+        """Remove staged files without a commit."""
         for place in (self.path, join(self.path, QUARANTINE_DIR)):
             with suppress(FileNotFoundError):
                 for name in self._disk.list_dir(place):
@@ -204,7 +191,7 @@ class ParquetTable:
                         self._disk.remove(join(place, name))
 
     def _uncommitted_files(self, stop: int) -> dict[str, FileFooter]:
-        """Own files after the newest known commit."""
+        """Return the files of exports after the newest known commit."""
         found = {}
         for name in self.visible_files():
             where = interface.parse_file_range(name)
@@ -215,7 +202,7 @@ class ParquetTable:
         return found
 
     def _adopt_files(self, last: Commit | None, uncommitted: dict[str, FileFooter]) -> Commit | None:
-        """One commit for the files that follow the last one, each where the ones before it end."""
+        """Build one commit of the files that continue the last commit without a missing range."""
         made: list[DataFile] = []
         at = last.stop if last is not None else min((footer.first for footer in uncommitted.values()), default=0)
         for name, footer in sorted(uncommitted.items(), key=lambda item: (item[1].first, -item[1].stop, item[0])):
@@ -239,50 +226,31 @@ class ParquetTable:
 
 
 def _files_in_order(commit: Commit) -> list[str]:
-    """Files in the order in which they are put in place. The rows that a repair copied come last, so that where they
-    are seen everything else of the repair is there."""
+    """Return the files in the order of their renames. Rows that a repair copied come last: where they are visible, the
+    rest of the repair is too."""
     own = [name for file in commit.files for name in (file.bad_name, file.name) if name is not None]
     return [*own, *(file.name for file in commit.kept)]
 
 
 def _choose_newest(uncommitted: dict[str, FileFooter]) -> tuple[dict[str, FileFooter], list[str]]:
-    """Of files whose ranges overlap those of the newest run, if they cover all of them, else those of the oldest one;
-    and the names of the others, whose ranges are covered."""
+    """Of files with overlapping ranges choose those of the newest run that covers all of them, else those of the oldest
+    run. Return the chosen files and the names of the others, whose ranges are covered."""
     chosen: dict[str, FileFooter] = {}
     others: list[str] = []
-    group: dict[str, FileFooter] = {}
-    stop = 0
-
-    def close() -> None:
-        runs = sorted({footer.run for footer in group.values()})
-        for run in (*runs[:0:-1], *runs[:1]):
-            mine = {name: footer for name, footer in group.items() if footer.run == run}
-            covered = _covered_ranges(mine.values())
-            if run == runs[0] or covered == _covered_ranges(group.values()):
-                for name, footer in group.items():
-                    inside = any(low <= footer.first and footer.stop <= high for low, high in covered)
-                    if name in mine or not inside:
-                        chosen[name] = footer
-                    else:
-                        others.append(name)
-                break
-        group.clear()
-
-    for name, footer in sorted(uncommitted.items(), key=lambda item: (item[1].first, item[1].stop, item[0])):
-        if group and footer.first >= stop:
-            close()
-        group[name], stop = footer, max(stop if group else 0, footer.stop)
-    if group:
-        close()
+    for group in interface.group_overlapping(uncommitted.items(), lambda item: (item[1].first, item[1].stop, item[0])):
+        everything = _covered_ranges(footer for _, footer in group)
+        runs = sorted({footer.run for _, footer in group})
+        covering = (run for run in runs[:0:-1] if _covered_ranges(f for _, f in group if f.run == run) == everything)
+        run = next(covering, runs[0])
+        covered = _covered_ranges(footer for _, footer in group if footer.run == run)
+        for name, footer in group:
+            inside = any(low <= footer.first and footer.stop <= high for low, high in covered)
+            if footer.run == run or not inside:
+                chosen[name] = footer
+            else:
+                others.append(name)
     return chosen, others
 
 
-def _covered_ranges(footers: Iterable[FileFooter]) -> list[tuple[int, int]]:
-    """The ranges of some files, those that touch or overlap as one."""
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted((footer.first, footer.stop) for footer in footers):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((first, stop))
-    return found
+def _covered_ranges(footers: Iterable[FileFooter]) -> interface.SeqRanges:
+    return interface.merge_ranges((footer.first, footer.stop) for footer in footers)

@@ -1,17 +1,15 @@
-"""Parquet files: written by executors out of Arrow batches, read back by range.
+"""Parquet files: written by executors from Arrow batches, read by range of seqs.
 
-A file is whole and synced when `close` returns; its name is what the driver makes durable. Bytes go through the disk
-interface to the disk, so a disk that runs full is an error of ours. Row groups are small enough to be read one at a
-time, and carry the least and greatest seq, so that a range of a large file costs no more than the range.
-
-What a file says of itself, in its own footer: enough to find the commits again where their log is gone.
+A file is complete and synced when `close` returns; the driver syncs its name. Bytes are written through the disk
+interface, so a full disk raises DiskFull. Row groups are small and have the least and the greatest seq, so reading a
+range of a large file costs no more than the range. The footer of a file has enough to restore lost commits.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -40,7 +38,7 @@ class _ArrowFile:
         self._at, self.closed = 0, False
 
     def detach(self) -> None:
-        """What is written from now on goes nowhere: Arrow ends a file when it is collected, wanted or not."""
+        """Discard later writes: Arrow writes the end of a file when the object is collected."""
         self._file = None
 
     def write(self, data: Buffer) -> int:
@@ -53,7 +51,7 @@ class _ArrowFile:
         return self._at
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """No effect: writes are not buffered."""
 
     def close(self) -> None:
         self.closed = True
@@ -69,7 +67,7 @@ class _ArrowFile:
 
 
 class ParquetFileWriter:
-    """A Parquet file in the making. The first batch makes it, `close` makes it whole, and durable but for its name."""
+    """Writes one Parquet file. The first batch creates it; `close` completes and syncs it, except for its name."""
 
     def __init__(self, disk: Disk, path: str, schema: pa.Schema, *, compute_hash: bool = True) -> None:
         self._disk, self._path, self._schema, self._compute_hash = disk, path, schema, compute_hash
@@ -91,7 +89,7 @@ class ParquetFileWriter:
             self._write_group()
 
     def end_group(self) -> None:
-        """What was added so far is a row group of its own."""
+        """End the row group; the next batch starts another."""
         if self._buffered:
             self._write_group()
 
@@ -106,18 +104,18 @@ class ParquetFileWriter:
                     pa.PythonFile(self._out, "w"),
                     self._schema,
                     compression="snappy",
-                    # Bytes of records hardly ever repeat, and to find that out costs more than to write them.
+                    # Bytes of records hardly ever repeat, and building a dictionary costs more than writing them.
                     use_dictionary=[name for name in self._schema.names if name not in ("data", "seq", "ts")],
                     write_statistics=[name for name in self._schema.names if name != "data"],
                 )
             self._writer.write_table(table)
 
     def close(self, metadata: bytes | None) -> int:
-        """End the file with these words about it; return its size. One without rows is a file as well."""
+        """Write the footer with this metadata, sync the file and return its size. A file may have no rows."""
         if self._buffered or self._writer is None:
             self._write_group()
-        assert self._writer is not None, "a group makes it"
-        assert self._file is not None, "a group makes it"
+        assert self._writer is not None, "a group creates it"
+        assert self._file is not None, "a group creates it"
         with _disk_full_errors(self._path):
             if metadata is not None:
                 self._writer.add_key_value_metadata({METADATA_KEY: metadata})
@@ -137,16 +135,14 @@ class ParquetFileWriter:
                 self._disk.remove(self._path)
 
 
-class _disk_full_errors:  # noqa: N801  # used as a function
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        """Nothing to do before."""
-
-    def __exit__(self, _: object, error: object, __: object) -> None:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
-            raise disk_full_error(self._path, error) from None
+@contextmanager
+def _disk_full_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_FULL_ERRNOS:
+            raise disk_full_error(path, error) from None
+        raise
 
 
 def disk_full_error(path: str, error: OSError) -> DiskFull:
@@ -157,7 +153,7 @@ def disk_full_error(path: str, error: OSError) -> DiskFull:
 
 
 def read_metadata(disk: Disk, path: str) -> bytes | None:
-    """What the footer of a file says of it; None where it is none of ours."""
+    """Return the export's metadata in the footer of a file; None for files of other programs."""
     with suppress(pa.ArrowException, OSError), _open_parquet(disk, path) as file:
         found: Mapping[bytes, bytes] = file.metadata.metadata or {}
         return found.get(METADATA_KEY)
@@ -173,8 +169,8 @@ def _open_parquet(disk: Disk, path: str) -> Any:
 
 
 def seq_bounds(disk: Disk, path: str) -> tuple[int, int, int] | None:
-    """How many rows a file has and between which seqs they are, both included; None where there is no such file. A
-    file whose row groups do not say it may hold every seq."""
+    """Return the number of rows of a file, their least and their greatest seq; None if there is no such file. Without
+    statistics the bounds are those of all seqs."""
     try:
         file = _open_parquet(disk, path)
     except FileNotFoundError:
@@ -192,7 +188,7 @@ def seq_bounds(disk: Disk, path: str) -> tuple[int, int, int] | None:
 
 
 def row_seqs(batch: pa.RecordBatch) -> Ints:
-    """The seqs of rows, NO_SEQ where a row has none."""
+    """Return the seqs of rows; NO_SEQ for null."""
     if "seq" not in batch.schema.names:
         raise Damaged("a file of the table has no column seq; nothing was changed, it is none of this topic's")
     column = batch.column("seq").cast(pa.int64())
@@ -201,7 +197,7 @@ def row_seqs(batch: pa.RecordBatch) -> Ints:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema, by name. One that a file does not have is null, as for every reader of the table."""
+    """Return the columns of a schema, by name. A missing column is null, as for every reader of the table."""
     if batch.schema.equals(schema):
         return batch
     there = set(batch.schema.names)
@@ -220,7 +216,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def read_batches(
     disk: Disk, directory: str, names: Sequence[str], first: int | None, stop: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some files with seqs in [first, stop), a row group at a time; without bounds, all of them."""
+    """Read the rows of files with seqs in [first, stop), a row group at a time; without bounds, all of them."""
     for name in names:
         path = join(directory, name)
         try:
@@ -238,7 +234,7 @@ def read_batches(
 
 
 def without_views(table: pa.Table) -> pa.Table:
-    """The same rows without views, which other programs write and which rows cannot be chosen from."""
+    """Replace Arrow's view types, which other programs write and which cannot be filtered."""
     schema = schema_without_views(table.schema)
     return table if schema.equals(table.schema) else table.cast(schema)
 
@@ -285,7 +281,7 @@ def _group_is_outside(file: Any, number: int, first: int, stop: int) -> bool:
 
 
 def _group_seq_bounds(file: Any, number: int) -> tuple[int, int] | None:
-    """The least and the greatest seq of a row group; None where it does not say, or where rows have none."""
+    """Return the least and the greatest seq of a row group; None without statistics, or if rows have no seq."""
     group = file.metadata.row_group(number)
     for at in range(group.num_columns):
         column = group.column(at)
@@ -297,7 +293,7 @@ def _group_seq_bounds(file: Any, number: int) -> tuple[int, int] | None:
 
 
 def read_row_groups(disk: Disk, path: str) -> Iterator[pa.RecordBatch]:
-    """A file's row groups, each as one batch."""
+    """Read the row groups of a file, each as one batch."""
     try:
         file = _open_parquet(disk, path)
     except (pa.ArrowException, OSError) as error:
@@ -309,6 +305,8 @@ def read_row_groups(disk: Disk, path: str) -> Iterator[pa.RecordBatch]:
 
 
 class FileFooter(msgspec.Struct, frozen=True):
+    """What the footer of an exported file has of its commit."""
+
     topic: str
     epoch: int
     first: int
@@ -323,7 +321,7 @@ class FileFooter(msgspec.Struct, frozen=True):
 
 
 def read_footer(disk: Disk, path: str) -> FileFooter | None:
-    """None where a file is none of ours."""
+    """Return the footer of an exported file; None for files of other programs."""
     said = read_metadata(disk, path)
     with suppress(msgspec.DecodeError):
         return None if said is None else msgspec.json.decode(said, type=FileFooter)
@@ -331,10 +329,11 @@ def read_footer(disk: Disk, path: str) -> FileFooter | None:
 
 
 def data_file_from_footer(disk: Disk, directory: str, name: str) -> DataFile | None:
-    """A file as its commit had it; None where it is none of ours, or what belongs to it is gone."""
+    """Restore the commit's entry of a file from its footer; None for files of other programs, or if its quarantine is
+    gone."""
     path = join(directory, name)
     stat, footer = disk.stat(path), read_footer(disk, path)
-    # A program that reads a file of ours with pyarrow and writes a part of it keeps the footer.
+    # A program that reads an exported file with pyarrow and writes a part of it keeps the footer.
     if stat is None or footer is None or parse_file_range(name) != (footer.first, footer.stop):
         return None
     bad_name = f"{QUARANTINE_DIR}/{name}" if footer.bad else None

@@ -147,7 +147,7 @@ async def publish_batch(context: RequestContext) -> Response:
     context.check_key()
     published = await service.run_blocking(work)
     done, created = published.appended, published.created
-    service.metrics.count_written(context.topic, published.written)
+    service.metrics.counters(context.topic).written += published.written
     topic = service.engine.find(context.topic)
     # A numbered batch is synced in every durability class that has files.
     is_synced = topic is None or topic.config.durability != "ephemeral"

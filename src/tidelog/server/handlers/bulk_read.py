@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from tidelog.engine import SEQ_MAX, BulkScan, FieldSelection
 from tidelog.engine.read import SCHEMA, ExcludedNodes
+from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Sink, Stream
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.records import clamp_seq, wants_strong_read
@@ -88,7 +89,7 @@ async def read_records(context: RequestContext) -> Stream:
     kind = _negotiate_format(context)
     service, query = context.service, context.query
     topic = context.get_topic()
-    topic.record_access()
+    topic_operations(topic).record_access()
     from_seq = clamp_seq(query.number("from_seq", 0))
     to_seq = None if query.text("to_seq") is None else clamp_seq(query.number("to_seq", SEQ_MAX))
     limit = query.number("limit", 0) or SEQ_MAX

@@ -229,7 +229,7 @@ def _split_lines(chunk: bytes, first: int) -> tuple[int, Iterable[tuple[int, byt
 def _is_end_line(line: bytes) -> bool:
     """Whether this is the last line of a read. A line with other fields is a record."""
     try:
-        return len(_object_decoder.decode(line)) == 1
+        return len(_object_decoder.decode(line)) == 1 and not api_types.is_nested_too_deep(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False  # raises as a record
 
@@ -551,20 +551,22 @@ class StreamingWrite:
             return
         if cut.has_schedule:
             check_is_queue(self._context.topic, "log" if self._topic is None else self._topic.config.type)
-        if self._topic is None:
-            self._topic, self._created = await writing.ensure_topic(
-                self._service, self._context.topic, self._create, None, cut.batch, self._context.principal
-            )
         self._batch_count += 1
-        self._context.durability = self._topic.config.durability
-        topic, key = self._topic, None if self._key is None else f"{self._key}:{self._batch_count}"
-        far = topic.needs_expiry or cut.batch.weight > _INLINE_DECODE_BYTES_MAX
-        # A stream waits instead of failing: meanwhile it reads nothing, which slows its sender down.
-        token, held_us = await self._service.writes.submit_async(
-            topic, cut.batch, key, wait_if_full=True, run_blocking=self._service.run_blocking if far else None
+        submitted = await writing.submit_write(
+            self._service,
+            self._context.topic,
+            cut.batch,
+            None if self._key is None else f"{self._key}:{self._batch_count}",
+            self._context.principal,
+            topic=self._topic,
+            create=self._create,
+            wait_if_full=True,  # instead of failing: meanwhile nothing is read, which slows the sender down
+            blocks=cut.batch.weight > _INLINE_DECODE_BYTES_MAX,
         )
-        self._throttled_us += held_us
-        self._in_flight.append((asyncio.ensure_future(self._wait_committed(token)), cut.position))
+        self._topic, self._created = submitted.topic, self._created or submitted.created
+        self._context.durability = submitted.durability
+        self._throttled_us += submitted.held_us
+        self._in_flight.append((asyncio.ensure_future(self._wait_committed(submitted.future)), cut.position))
         while len(self._in_flight) >= _BATCHES_IN_FLIGHT_MAX:
             await self._wait_oldest()
 
@@ -595,7 +597,7 @@ class StreamingWrite:
 
     def _record_done(self, done: Appended) -> None:
         self._done.append(done)
-        self._service.metrics.count_written(self._context.topic, 0 if done.deduped else done.count)
+        self._service.metrics.count_appended(self._context.topic, done)
 
     # ── response ──────────────────────────────────────────────────────────────────────────────
 

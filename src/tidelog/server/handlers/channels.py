@@ -9,8 +9,8 @@ The user of a request:
     –       yes       the user that the hook returns for that name and X-Tidelog-User-Token (?user_token=)
 
 A key with the scope admin may be the operator (?operator=true), who reads everything and changes what an owner may, but
-publishes nothing. All operations may wait for a disk or a lock and run in a thread. The functions that take a manager
-and a channel are shared with the WebSocket commands.
+publishes nothing. All operations may wait for a disk or a lock and run in a thread. A `ChannelOperation` is what an
+HTTP request and a WebSocket command have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 from urllib.parse import unquote
 
 from msgspec import UNSET
@@ -28,12 +28,14 @@ from tidelog import api_types
 from tidelog.channels import (
     OPERATOR,
     Ack,
+    Channel,
     ChannelConfig,
     ChannelManager,
     ChannelMeta,
+    HistoryPage,
+    Message,
     Operator,
     membership,
-    messaging,
     rules,
 )
 from tidelog.channels.manager import authenticate
@@ -41,7 +43,7 @@ from tidelog.channels.rules import check_user
 from tidelog.errors import BadInput, BatchTooLarge, ChannelNotFound, Forbidden, NotFound
 from tidelog.http.interface import AnyResponse, Response, Sink, Stream
 from tidelog.server import response_types as responses
-from tidelog.server.auth import ADMIN, Principal
+from tidelog.server.auth import ADMIN, DELETE, READ, WRITE, Principal
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.sse import EVENT_STREAM, STREAM_HEADERS, check_accepts_events
 from tidelog.server.handlers.topics import parse_paging
@@ -62,6 +64,7 @@ from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import RequestContext, encode_json
 from tidelog.server.service import Service
 
+T = TypeVar("T")
 _IDENTITY: Final = (
     Parameter("X-Tidelog-User", USER_NAME, "The user, where the key names none or may act for other users.", "header"),
     Parameter("X-Tidelog-User-Token", STRING, "The token that the hook checks for this user.", "header"),
@@ -167,20 +170,44 @@ def _row_fields(meta: ChannelMeta) -> dict[str, Any]:
     }
 
 
-def member_meta(manager: ChannelManager, channel: str, user: str | Operator) -> ChannelMeta:
-    """The metadata of a channel, for its members and the operator."""
-    meta = manager.meta(channel)
-    if not isinstance(user, Operator):
-        rules.check_member(meta, user)
-    return meta
+class ChannelCall(NamedTuple):
+    """A channel and the user who calls an operation on it. `source`: a connection that gets no event of the call."""
+
+    manager: ChannelManager
+    channel: str
+    user: str | Operator
+    source: object = None
+
+    @property
+    def handle(self) -> Channel:
+        return Channel(self.manager, self.channel, self.user, self.source)
+
+    def member_meta(self) -> ChannelMeta:
+        """The metadata of the channel, for its members and the operator."""
+        meta = self.manager.meta(self.channel)
+        if not isinstance(self.user, Operator):
+            rules.check_member(meta, self.user)
+        return meta
+
+
+class ChannelOperation(NamedTuple):
+    """An operation, the same over HTTP and over a WebSocket. `run` may block and takes the call and its arguments."""
+
+    scopes: frozenset[str]
+    run: Callable[..., responses.TimedBody | HistoryPage | Message]
+
+
+async def _run(context: RequestContext, run: Callable[..., T], user: str | Operator, *args: Any) -> T:
+    """Run an operation on the channel of the path in a thread."""
+    channels = context.service.channels
+    call = ChannelCall(channels.manager, context.path_names[0], user)
+    return await channels.run_blocking(lambda: run(call, *args))
 
 
 async def _respond(
-    context: RequestContext, operation: Callable[..., responses.TimedBody], user: str | Operator, *args: Any
+    context: RequestContext, run: Callable[..., responses.TimedBody], user: str | Operator, *args: Any
 ) -> Response:
-    """Run an operation on the channel of the path in a thread."""
-    channels, channel = context.service.channels, context.path_names[0]
-    return context.json(await channels.run_blocking(lambda: operation(channels.manager, channel, user, *args)))
+    return context.json(await _run(context, run, user, *args))
 
 
 # ── channels ──────────────────────────────────────────────────────────────────────────────────────
@@ -266,30 +293,28 @@ async def get_channel(context: RequestContext) -> Response:
     return await _respond(context, _describe, await authenticate_caller(context))
 
 
-def _describe(manager: ChannelManager, channel: str, user: str | Operator) -> responses.Channel:
-    meta = member_meta(manager, channel, user)
+def _describe(call: ChannelCall) -> responses.Channel:
+    meta, handle, user = call.member_meta(), call.handle, call.user
     response = responses.Channel(**_row_fields(meta), config=config_json(meta.config), first_seq=None, last_seq=None)
     if meta.config.type == "fifo":
         if isinstance(user, Operator) or user == meta.owner:
-            response.waiting = messaging.length(manager, channel, user)
+            response.waiting = len(handle)
     elif meta.config.persist:
         with suppress(Forbidden):  # only for users that may read
-            response.first_seq, response.last_seq = messaging.bounds(manager, channel, user)
+            response.first_seq, response.last_seq = handle.bounds()
     with suppress(Forbidden):
-        response.holes = [list(hole) for hole in messaging.holes(manager, channel, user)]
+        response.holes = [list(hole) for hole in handle.holes()]
     return response
 
 
 @operation("deleteChannel", response=responses.ChannelDeleted, params=_CALLER, errors=_CHANNEL_ERRORS)
 async def delete_channel(context: RequestContext) -> Response:
     """Delete a channel with all its messages."""
-    return await _respond(context, delete, await authenticate_caller(context))
+    return await _respond(context, _delete, await authenticate_caller(context))
 
 
-def delete(
-    manager: ChannelManager, channel: str, user: str | Operator, source: object = None
-) -> responses.ChannelDeleted:
-    return responses.ChannelDeleted(channel, membership.delete(manager, channel, user, source=source))
+def _delete(call: ChannelCall) -> responses.ChannelDeleted:
+    return responses.ChannelDeleted(call.channel, call.handle.delete())
 
 
 # ── members ───────────────────────────────────────────────────────────────────────────────────────
@@ -309,17 +334,12 @@ async def join_channel(context: RequestContext) -> Response:
     Creates a channel that does not exist. Only the owner can add another `user`.
     """
     body = context.decode_body(_join_decoder, default=api_types.JoinChannel())
-    return await _respond(context, join, await authenticate_caller(context), body)
+    return await _respond(context, _join, await authenticate_caller(context), body)
 
 
-def join(
-    manager: ChannelManager,
-    channel: str,
-    by: str | Operator,
-    body: api_types.JoinChannel,
-    source: object = None,
-) -> responses.ChannelJoined:
-    """Add `body.user`, or `by` itself. `source`: a connection that gets no event of its own change."""
+def _join(call: ChannelCall, body: api_types.JoinChannel) -> responses.ChannelJoined:
+    """Add `body.user`, or the user who calls."""
+    manager, channel, by, source = call
     if body.user is not None:
         user = body.user
         manager.meta(channel)  # raises ChannelNotFound: an invitation creates no channel
@@ -348,17 +368,12 @@ async def leave_channel(context: RequestContext) -> Response:
     ends with its last member, and a fifo channel with its owner.
     """
     body = context.decode_body(_leave_decoder, default=api_types.LeaveChannel())
-    return await _respond(context, leave, await authenticate_caller(context), body)
+    return await _respond(context, _leave, await authenticate_caller(context), body)
 
 
-def leave(
-    manager: ChannelManager,
-    channel: str,
-    by: str | Operator,
-    body: api_types.LeaveChannel,
-    source: object = None,
-) -> responses.ChannelLeft:
-    """Remove `body.user`, or `by` itself. `source`: a connection that gets no event of its own change."""
+def _leave(call: ChannelCall, body: api_types.LeaveChannel) -> responses.ChannelLeft:
+    """Remove `body.user`, or the user who calls."""
+    manager, channel, by, source = call
     user = by if body.user is None else body.user
     if isinstance(user, Operator):
         raise ApiError("invalid_request", "the operator is a member of no channel; nothing was done, name a user")
@@ -387,14 +402,13 @@ async def list_members(context: RequestContext) -> Response:
     """List members by name, in pages."""
     user = await authenticate_caller(context)
     page = query_number(context, "page", 1)
-    return await _respond(context, members, user, page, query_number(context, "page_size", api_types.MEMBERS_PAGE_SIZE))
+    page_size = query_number(context, "page_size", api_types.MEMBERS_PAGE_SIZE)
+    return await _respond(context, _members, user, page, page_size)
 
 
-def members(
-    manager: ChannelManager, channel: str, user: str | Operator, page: int, page_size: int
-) -> responses.ChannelMembers:
-    names = member_meta(manager, channel, user).members
-    return responses.ChannelMembers(channel, list(rules.page_of(names, page, page_size)), page, len(names))
+def _members(call: ChannelCall, page: int, page_size: int) -> responses.ChannelMembers:
+    names = call.member_meta().members
+    return responses.ChannelMembers(call.channel, list(rules.page_of(names, page, page_size)), page, len(names))
 
 
 # ── access lists ──────────────────────────────────────────────────────────────────────────────────
@@ -406,12 +420,12 @@ async def get_channel_acl(context: RequestContext) -> Response:
     return await _respond(context, _read_acl, await authenticate_caller(context))
 
 
-def _read_acl(manager: ChannelManager, channel: str, user: str | Operator) -> responses.ChannelAcl:
-    meta = manager.meta(channel)
-    if not isinstance(user, Operator):
-        rules.check_owner(meta, user, "see its lists")
+def _read_acl(call: ChannelCall) -> responses.ChannelAcl:
+    meta = call.manager.meta(call.channel)
+    if not isinstance(call.user, Operator):
+        rules.check_owner(meta, call.user, "see its lists")
     return responses.ChannelAcl(
-        channel, responses.AclLists(**{kind: list(getattr(meta.acl, kind)) for kind in rules.ACL_KINDS})
+        call.channel, responses.AclLists(**{kind: list(getattr(meta.acl, kind)) for kind in rules.ACL_KINDS})
     )
 
 
@@ -421,14 +435,12 @@ def _read_acl(manager: ChannelManager, channel: str, user: str | Operator) -> re
 async def set_channel_acl(context: RequestContext) -> Response:
     """Change one access list."""
     body = context.decode_body(_acl_decoder)
-    return await _respond(context, set_acl, await authenticate_caller(context), body)
+    return await _respond(context, _set_acl, await authenticate_caller(context), body)
 
 
-def set_acl(
-    manager: ChannelManager, channel: str, user: str | Operator, body: api_types.ChangeAcl
-) -> responses.AclChanged:
-    listed = membership.set_acl(manager, channel, user, body.kind, add=body.add, remove=body.remove)
-    return responses.AclChanged(channel, body.kind, list(listed))
+def _set_acl(call: ChannelCall, body: api_types.ChangeAcl) -> responses.AclChanged:
+    listed = membership.set_acl(call.manager, call.channel, call.user, body.kind, add=body.add, remove=body.remove)
+    return responses.AclChanged(call.channel, body.kind, list(listed))
 
 
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
@@ -532,13 +544,16 @@ async def channel_history(context: RequestContext) -> Response:
     """Read stored messages."""
     bounds: dict[str, Any] = {option: query_number(context, name) for name, option in HISTORY_PARAMETERS.items()}
     bounds["skip_damage"] = context.query.flag("skip_damage", False)
-    user, channels, channel = await authenticate_caller(context), context.service.channels, context.path_names[0]
-    manager = channels.manager
-    page = await channels.run_blocking(lambda: messaging.history(manager, channel, user, **bounds))
-    return Response(200, b'{%b,"performance":%b}' % (encode_history(channel, page), encode_json(context.performance())))
+    page = await _run(context, _history, await authenticate_caller(context), bounds)
+    fields = encode_history(context.path_names[0], page)
+    return Response(200, b'{%b,"performance":%b}' % (fields, encode_json(context.performance())))
 
 
-def encode_history(channel: str, page: messaging.HistoryPage) -> bytes:
+def _history(call: ChannelCall, bounds: dict[str, Any]) -> HistoryPage:
+    return call.handle.history(**bounds)
+
+
+def encode_history(channel: str, page: HistoryPage) -> bytes:
     """Encode the fields of a history without braces. Payloads are copied as they are stored."""
     return b'"channel":%b,"messages":[%b],"count":%d,"next_seq":%d,"first_seq":%d,"last_seq":%d' % (
         encode_json(channel),
@@ -566,12 +581,12 @@ async def push_to_channel(context: RequestContext) -> Response:
     payload = (
         context.request.body if _is_octet_stream(context) else message_payload(context.decode_body(_message_decoder))
     )
-    return await _respond(context, push, await authenticate_user(context), payload)
+    return await _respond(context, _push, await authenticate_user(context), payload)
 
 
-def push(manager: ChannelManager, channel: str, user: str, payload: bytes) -> responses.ChannelPushed:
-    message = messaging.push(manager, channel, user, payload)
-    return responses.ChannelPushed(channel, message.seq, message.ts_ms)
+def _push(call: ChannelCall, payload: bytes) -> responses.ChannelPushed:
+    message = call.handle.push(payload)
+    return responses.ChannelPushed(call.channel, message.seq, message.ts_ms)
 
 
 @operation(
@@ -585,19 +600,37 @@ async def pop_from_channel(context: RequestContext) -> Response:
 
     At most once: a message whose response is lost is removed.
     """
-    user, channels, channel = await authenticate_user(context), context.service.channels, context.path_names[0]
-    message = await channels.run_blocking(lambda: messaging.pop(channels.manager, channel, user))
+    message = await _run(context, _pop, await authenticate_user(context))
     return Response(200, b'{"performance":%b,%b' % (encode_json(context.performance()), encode_message_fields(message)))
+
+
+def _pop(call: ChannelCall) -> Message:
+    return call.handle.pop()
 
 
 @operation("clearChannel", response=responses.ChannelCleared, params=_CALLER, errors=(*_CHANNEL_ERRORS, "wrong_type"))
 async def clear_channel(context: RequestContext) -> Response:
     """Remove all messages of a fifo channel."""
-    return await _respond(context, clear, await authenticate_caller(context))
+    return await _respond(context, _clear, await authenticate_caller(context))
 
 
-def clear(manager: ChannelManager, channel: str, user: str | Operator) -> responses.ChannelCleared:
-    return responses.ChannelCleared(channel, messaging.clear(manager, channel, user))
+def _clear(call: ChannelCall) -> responses.ChannelCleared:
+    return responses.ChannelCleared(call.channel, call.handle.clear())
+
+
+_READ, _WRITE, _DELETE = (frozenset((scope,)) for scope in (READ, WRITE, DELETE))
+CONFIGURE_SCOPES: Final = _WRITE
+PUBLISH_SCOPES: Final = _WRITE
+SUBSCRIBE_SCOPES: Final = _READ
+JOIN: Final = ChannelOperation(_WRITE, _join)
+LEAVE: Final = ChannelOperation(_WRITE, _leave)
+MEMBERS: Final = ChannelOperation(_READ, _members)
+SET_ACL: Final = ChannelOperation(_WRITE, _set_acl)
+DELETE_CHANNEL: Final = ChannelOperation(_DELETE, _delete)
+HISTORY: Final = ChannelOperation(_READ, _history)
+PUSH: Final = ChannelOperation(_WRITE, _push)
+POP: Final = ChannelOperation(_READ | _WRITE, _pop)
+CLEAR: Final = ChannelOperation(_DELETE, _clear)
 
 
 # ── event stream ──────────────────────────────────────────────────────────────────────────────────
@@ -622,7 +655,7 @@ async def follow_channel(context: RequestContext) -> AnyResponse:
     after = _last_seen_seq(context)
     user, channels, channel = await authenticate_user(context), service.channels, context.path_names[0]
     if request.method == "HEAD":
-        await channels.run_blocking(lambda: member_meta(channels.manager, channel, user))
+        await channels.run_blocking(ChannelCall(channels.manager, channel, user).member_meta)
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
     stream = ChannelEventStream(service, channel, user, after)
     # Released when the stream ends, also when it never starts.

@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 
 from tidelog import api_types
 from tidelog.api_types import BadBody
-from tidelog.engine import Appended, CommitFuture
+from tidelog.engine import Appended, CommitFuture, Topic
 from tidelog.engine.queues import AckResult, ClaimResult, Queue
 from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Error
 from tidelog.http.interface import BatchHandler, FastResponder, RequestBatch, RequestIds, Response, SingleHandler
 from tidelog.server.auth import Principal
@@ -90,8 +91,8 @@ class FastWrites:
             if (
                 auth_generation != service.auth.generation
                 or topic is None
-                or topic.needs_expiry
-                or not topic.has_no_write_limits
+                or (operations := topic_operations(topic)).needs_expiry
+                or not operations.has_no_write_limits
             ):
                 requests.reparse_and_drop(range(len(requests)))
                 return
@@ -143,7 +144,7 @@ class FastWrites:
         now_us, ids = self._now_us(), self._next_ids(len(requests))
         service.auth.inflight_limit.release(principal, len(requests))
         took_us = [now_us - since_us for since_us in requests.received_us]
-        service.metrics.count_written(name, sum(counts))
+        service.metrics.counters(name).written += sum(counts)
         service.metrics.count_response_batch(_WRITE_PATH, "POST", 200, took_us)
         bodies = encode_write_responses(name, durability, done, offset, counts, took_us)
         requests.respond_json(bodies, ids)
@@ -156,6 +157,7 @@ def _with_request_id(response: Response, ids: RequestIds, at: int) -> Response:
 
 _CLAIM_PATH: Final = "/v0/topics/{topic}/claim"
 _ACK_PATH: Final = "/v0/topics/{topic}/ack"
+_DIFF_PATH: Final = "/v0/topics/{topic}/diff"
 _ACK_RESPONSE_BYTES: Final = 300  # the most of a response without its topic's name and the skipped seqs
 _ACK_SEQ_BYTES: Final = 21
 # A limit this high means that the HTTP layer sends responses of any length without compression.
@@ -164,8 +166,8 @@ _JOIN_RESPONSE_BYTES_MAX: Final = 1 << 14  # a longer body is not copied after i
 ErrorResponse = Callable[[str, str, Exception, Mapping[str, str]], Response]
 
 
-class FastQueueRequests:
-    """Runs on the event loop's thread."""
+class FastRequests:
+    """Claims, acks and reads, one at a time. Runs on the event loop's thread."""
 
     def __init__(self, service: Service, next_id: Callable[[], bytes], failed: ErrorResponse) -> None:
         self._service, self._next_id, self._failed = service, next_id, failed
@@ -173,25 +175,30 @@ class FastQueueRequests:
 
     def claim_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
         """The handler of this key's claims from this queue."""
-        return (
-            partial(self._handle_claim, name, principal, self._service.auth.generation)
-            if answer_bytes_max >= _UNLIMITED_RESPONSE_BYTES
-            else None
-        )
+        if answer_bytes_max < _UNLIMITED_RESPONSE_BYTES:
+            return None
+        return partial(self._handle_claim, name, principal, self._service.auth.generation)
 
     def ack_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
         """The handler of this key's acks to this queue."""
         seqs_max = (answer_bytes_max - _ACK_RESPONSE_BYTES - len(name)) // _ACK_SEQ_BYTES
-        return (
-            partial(self._handle_ack, name, principal, seqs_max, self._service.auth.generation)
-            if seqs_max > 0
-            else None
-        )
+        if seqs_max <= 0:
+            return None
+        return partial(self._handle_ack, name, principal, seqs_max, self._service.auth.generation)
+
+    def diff_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
+        """The handler of this key's reads of this topic."""
+        if answer_bytes_max < _UNLIMITED_RESPONSE_BYTES:
+            return None
+        return partial(self._handle_diff, name, principal, self._service.auth.generation)
+
+    def _topic(self, name: str, auth_generation: int) -> Topic | None:
+        """The topic; None also after keys or hosts were reloaded since the head was checked."""
+        service = self._service
+        return service.engine.find(name) if service.is_ready and auth_generation == service.auth.generation else None
 
     def _queue(self, name: str, auth_generation: int) -> Queue | None:
-        """The queue; None also after keys or hosts were reloaded since the head was checked."""
-        service = self._service
-        topic = service.engine.find(name) if service.is_ready and auth_generation == service.auth.generation else None
+        topic = self._topic(name, auth_generation)
         return None if topic is None else topic.queue()
 
     def _handle_claim(
@@ -217,7 +224,7 @@ class FastQueueRequests:
 
     def _respond_claim(self, name: str, leased: ClaimResult, began_us: int, responder: FastResponder) -> None:
         service, took_us = self._service, self._now_us() - began_us
-        service.metrics.count_claimed(name, leased.count)
+        service.metrics.counters(name).claimed += leased.count
         content = queues.encode_claimed(name, leased, leased.ready, took_us / 1000)
         service.metrics.count_responses(_CLAIM_PATH, "POST", 200, took_us / 1e6)
         if len(content) <= _JOIN_RESPONSE_BYTES_MAX:
@@ -237,7 +244,7 @@ class FastQueueRequests:
         began_us, service = self._now_us(), self._service
         try:
             queue = self._queue(name, auth_generation)
-            if queue is None or operations_of(queue).has_routers:
+            if queue is None or topic_operations(queue.topic).has_routers:
                 return False
             ack, lease_ids = queues.decode_ack(body)
             if len(ack.seqs) > seqs_max:
@@ -264,7 +271,7 @@ class FastQueueRequests:
             self._respond_error(_ACK_PATH, name, began_us, error, responder)
             return
         took_us = self._now_us() - began_us
-        service.metrics.count_acked(name, done.count)
+        service.metrics.counters(name).acked += done.count
         service.metrics.count_responses(_ACK_PATH, "POST", 200, took_us / 1e6)
         responder.respond_json(queues.encode_acked(name, done, took_us / 1000), self._next_id())
 
@@ -275,47 +282,29 @@ class FastQueueRequests:
         response.headers = (*response.headers, (b"x-request-id", request_id))
         responder.respond(response)
 
-
-_DIFF_PATH: Final = "/v0/topics/{topic}/diff"
-
-
-class FastReads:
-    """Runs on the event loop's thread."""
-
-    def __init__(self, service: Service, next_id: Callable[[], bytes]) -> None:
-        self._service, self._next_id = service, next_id
-        self._now_us = service.clock.monotonic_us
-
-    def diff_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
-        """The handler of this key's reads of this topic."""
-        return (
-            partial(self._handle_diff, name, principal, self._service.auth.generation)
-            if answer_bytes_max >= _UNLIMITED_RESPONSE_BYTES
-            else None
-        )
-
     def _handle_diff(
         self, name: str, principal: Principal, auth_generation: int, body: bytes, responder: FastResponder
     ) -> bool:
-        service = self._service
-        if not service.is_ready or auth_generation != service.auth.generation:
-            return False
-        began_us = self._now_us()
+        began_us, service = self._now_us(), self._service
         try:
+            topic = self._topic(name, auth_generation)
+            if topic is None:
+                return False
             diff = api_types.decode_body(records.diff_decoder, body)
-            topic = service.engine.find(name)
-            if topic is None or diff.wait_ms:
+            if diff.wait_ms:
                 return False
             service.auth.inflight_limit.check(principal)
             from_seq = records.clamp_seq(diff.from_seq)
-            page = topic.read_cached_json(from_seq, *records.page_budget(diff.limit, diff.max_batch_bytes))
+            page = topic_operations(topic).read_cached_json(
+                from_seq, *records.page_budget(diff.limit, diff.max_batch_bytes)
+            )
             if page is None and (plan := records.plan_read(topic, from_seq, diff)).is_cached:
                 page = plan.read()
         except Exception:  # nothing was done: the normal path handles it
             return False
         if page is None:
             return False
-        topic.record_access()
+        topic_operations(topic).record_access()
         service.metrics.count_read(name, page.counts.rows, gap=page.gap is not None)
         took_us = self._now_us() - began_us
         service.metrics.count_responses(_DIFF_PATH, "POST", 200, took_us / 1e6)

@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +24,7 @@ from tidelog.engine.queues import AckResult, ClaimRequest, ClaimResult, ExtendRe
 from tidelog.engine.queues.dead_letter import DEAD_LETTER_FROM
 from tidelog.engine.queues.history import HISTORY_SCHEMA
 from tidelog.engine.queues.queue import operations_of
-from tidelog.errors import Error
+from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import AnyResponse, Response
 from tidelog.server import response_types as responses
 from tidelog.server.auth import Principal
@@ -33,7 +33,6 @@ from tidelog.server.handlers.records import clamp_seq
 from tidelog.server.openapi import Parameter, binary_schema, integer_param, operation, text_schema
 from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext
 
-T = TypeVar("T")
 QUEUE_ERRORS: Final = ("topic_not_found", "not_a_queue")
 _claim_decoder = api_types.json_decoder(api_types.Claim)
 _ack_decoder = api_types.json_decoder(api_types.Ack)
@@ -89,12 +88,16 @@ def _claim_request(body: api_types.Claim) -> ClaimRequest:
 
 async def _claim_async(context: RequestContext, queue: Queue, request: ClaimRequest) -> Response:
     leased = await context.service.push.claim_queues.queue_for(queue).claim(request, context.principal)
-    counts = queue.counts() if queue.topic.is_floor_durable else await context.service.run_blocking(queue.counts)
+    counts = (
+        queue.counts()
+        if topic_operations(queue.topic).is_floor_durable
+        else await context.service.run_blocking(queue.counts)
+    )
     return _claim_response(context, leased, counts.ready)
 
 
 def _claim_response(context: RequestContext, leased: ClaimResult, ready: int) -> Response:
-    context.service.metrics.count_claimed(context.topic, leased.count)
+    context.service.metrics.counters(context.topic).claimed += leased.count
     return Response(200, encode_claimed(context.topic, leased, ready, context.elapsed_ms()))
 
 
@@ -140,9 +143,9 @@ def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None
     lease_ids = _check_settle(body)
     queue = requested_queue(context)
     submit = partial(operations_of(queue).submit_ack, body.node, body.seqs, lease_ids)
-    if operations_of(queue).has_routers:
+    if topic_operations(queue.topic).has_routers:
         return _ack_routed(context, submit)
-    _respond_when_done(context, submit(), _ack_response)
+    context.respond_when_done(submit(), partial(_ack_response, context))
     return None
 
 
@@ -161,11 +164,8 @@ def nack_jobs(context: RequestContext) -> None:
     body = context.decode_body(_nack_decoder)
     lease_ids = _check_settle(body)
     delay_ms = min(body.delay_ms, api_types.DELAY_MS_MAX)
-    _respond_when_done(
-        context,
-        operations_of(requested_queue(context)).submit_nack(body.node, body.seqs, lease_ids, delay_ms),
-        _nack_response,
-    )
+    future = operations_of(requested_queue(context)).submit_nack(body.node, body.seqs, lease_ids, delay_ms)
+    context.respond_when_done(future, partial(_nack_response, context))
 
 
 @operation("extend", request=api_types.Extend, response=responses.Extended, errors=(*QUEUE_ERRORS, "batch_too_large"))
@@ -178,11 +178,9 @@ def extend_leases(context: RequestContext) -> None:
     lease_ids = _check_settle(body)
     length_ms = clamp_lease_ms(body.lease_ms)
     assert length_ms is not None, "the type requires lease_ms"
-    _respond_when_done(
-        context,
-        operations_of(requested_queue(context)).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
-        _extend_response,
-    )
+    operations = operations_of(requested_queue(context))
+    future = operations.submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms)
+    context.respond_when_done(future, partial(_extend_response, context))
 
 
 def _check_settle(body: api_types.Ack) -> list[int | None] | None:
@@ -204,35 +202,18 @@ def _check_settle(body: api_types.Ack) -> list[int | None] | None:
     return lease_ids or None
 
 
-def _respond_when_done(
-    context: RequestContext, future: CommitFuture[T], build_response: Callable[[RequestContext, T], Response]
-) -> None:
-    context.service.writes.add_done_callback(future, partial(_on_done, context, build_response))
-
-
-def _on_done(
-    context: RequestContext, build_response: Callable[[RequestContext, T], Response], future: CommitFuture[T]
-) -> None:
-    try:
-        done = future.wait()  # does not block: it is done
-    except Error as error:
-        context.fail(error)
-        return
-    context.respond(build_response(context, done))
-
-
 def _ack_response(context: RequestContext, done: AckResult) -> Response:
-    context.service.metrics.count_acked(context.topic, done.count)
+    context.service.metrics.counters(context.topic).acked += done.count
     return Response(200, encode_acked(context.topic, done, context.elapsed_ms()))
 
 
 def _nack_response(context: RequestContext, done: AckResult) -> Response:
-    context.service.metrics.count_nacked(context.topic, done.count)
+    context.service.metrics.counters(context.topic).nacked += done.count
     return context.json(responses.Nacked(context.topic, done.count, done.skipped, done.ready, done.in_flight))
 
 
 def _extend_response(context: RequestContext, done: ExtendResult) -> Response:
-    context.service.metrics.count_extended(context.topic, done.count)
+    context.service.metrics.counters(context.topic).extended += done.count
     deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
     return context.json(responses.Extended(context.topic, done.count, done.skipped, deadlines))
 

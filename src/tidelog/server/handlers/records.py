@@ -13,6 +13,7 @@ from tidelog.api_types import READ_BYTES, READ_BYTES_MAX, READ_LIMIT, READ_LIMIT
 from tidelog.engine import SEQ_MAX, FieldSelection, JsonPage, Topic
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.read import ExcludedNodes, parse_nodes
+from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import AnyResponse, Response
 from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError
@@ -61,15 +62,19 @@ class ReadPlan(NamedTuple):
     @property
     def is_cached(self) -> bool:
         """Whether the read does not block."""
-        return self.topic.can_read_without_blocking(self.from_seq, 0 if self.nodes else self.limit, self.bytes_max)
+        return topic_operations(self.topic).can_read_without_blocking(
+            self.from_seq, 0 if self.nodes else self.limit, self.bytes_max
+        )
 
     def read_cached(self) -> JsonPage | None:
         """The page, or None where the read would block."""
-        page = self.topic.read_cached_json(self.from_seq, self.limit, self.bytes_max)
+        page = topic_operations(self.topic).read_cached_json(self.from_seq, self.limit, self.bytes_max)
         return page if page is not None or not self.is_cached else self.read()
 
     def read(self) -> JsonPage:
-        return self.topic.read_json(self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show)
+        return topic_operations(self.topic).read_json(
+            self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show
+        )
 
 
 def plan_read(topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch) -> ReadPlan:
@@ -82,7 +87,7 @@ def read_after(
     context: RequestContext, topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch
 ) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
     """Respond with the records after a cursor."""
-    topic.record_access()
+    topic_operations(topic).record_access()
     plan = plan_read(topic, from_seq, body)
     wait_ms = min(body.wait_ms, WAIT_MS_MAX)
     if wait_ms:
@@ -106,7 +111,9 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
             woken.clear()
             context.check_key()
             page = (
-                plan.read() if topic.can_read_without_blocking(plan.from_seq) else await service.run_blocking(plan.read)
+                plan.read()
+                if topic_operations(topic).can_read_without_blocking(plan.from_seq)
+                else await service.run_blocking(plan.read)
             )
             left_ms = until_ms - service.clock.monotonic_ms()
             if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():

@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from tidelog.engine import Topic
 from tidelog.engine.segment_listing import FILES, FileKind, SegmentFile, SegmentList
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import NotFound
 from tidelog.http.interface import Response, Sink, Stream
 from tidelog.server import response_types as responses
@@ -81,7 +82,7 @@ async def _list_with_rows(
                 )
             return listing, rows
         except NotFound:
-            if topic.is_dropped or attempts_left == 1:
+            if topic_operations(topic).is_dropped or attempts_left == 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 

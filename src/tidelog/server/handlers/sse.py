@@ -1,11 +1,6 @@
 """Server-Sent Events: records of a watch session's topics, and jobs of a queue.
 
-A job stream:
-
-    retry: 2000                                       first, once
-    id: <seq>␊event: job␊data: {"topic",…}␊␊          up to `max` jobs that are not settled
-    event: error␊data: {"code","error","topic"}␊␊     then the end
-    : hb 1700000000000␊␊                              after a time without events
+A job stream (`push/peers.py` has the frames of both):
 
     capacity? ──► wait in the claim queue ──► jobs, leased to this connection ──► frames ──► capacity? …
 
@@ -15,25 +10,24 @@ ends, its leases end at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-import msgspec
-
 from tidelog import api_types
 from tidelog.api_types import HEARTBEAT_MS_MAX, WATCH_TOPICS_MAX, Cursor
 from tidelog.engine import FieldSelection, Topic
-from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
+from tidelog.engine.queues import ClaimRequest, Queue
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import parse_nodes
-from tidelog.errors import Error, NotAQueue, TopicNotFound
+from tidelog.engine.topic import topic_operations
+from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, Headers, Response, Sink, Stream
 from tidelog.server import response_types as responses
 from tidelog.server.auth import Principal, bearer_token
-from tidelog.server.errors import ApiError, api_error_from
+from tidelog.server.errors import ApiError
 from tidelog.server.handlers.queues import QUEUE_ERRORS, check_node, clamp_lease_ms, requested_queue
 from tidelog.server.handlers.records import page_budget
 from tidelog.server.handlers.topics import topic_state
@@ -51,11 +45,8 @@ from tidelog.server.openapi import (
 from tidelog.server.push.page_cache import ReadOptions
 from tidelog.server.push.peers import (
     HIGH_WATER_BYTES,
-    RETRY_FRAME,
-    SHUTDOWN_MESSAGE,
-    SLOW_MESSAGE,
+    JobSsePeer,
     SlowConsumerGuard,
-    SsePeer,
     TopicSsePeer,
 )
 from tidelog.server.push.topic_stream import StreamSlot, TopicStream
@@ -114,7 +105,7 @@ async def resolve_topics(
     else:
         topics = {name: find_topic(engine, name) for name in cursors}
     for topic in topics.values() if options.strong else ():
-        topic.check_strong_supported()
+        topic_operations(topic).check_strong_supported()
     positions: dict[str, int] = {}
     watermarks: dict[str, responses.Watermarks] = {}
     for name, topic in topics.items():
@@ -203,9 +194,6 @@ async def _run_watch(
 WORK_HEARTBEAT_MS: Final = 15_000
 _ROUND_BYTES: Final = 1 << 20  # of one claim, about: a client that stalls has leased no more
 _FIRST_ROUND_JOBS: Final = 32  # before the size of a job is known
-_CONFLICT_STATUS: Final = 409
-_TOO_SLOW_STATUS: Final = 429
-_encode_json = msgspec.json.Encoder().encode
 
 
 @operation(
@@ -238,43 +226,6 @@ def stream_jobs(context: RequestContext) -> AnyResponse:
     return Stream(200, partial(worker.run, StreamSlot(service, context.principal)), EVENT_STREAM, STREAM_HEADERS)
 
 
-class JobSsePeer(SsePeer):
-    """Encodes the events of a job stream."""
-
-    def __init__(self, sink: Sink, topic: str, loop_time: Callable[[], float]) -> None:
-        super().__init__(sink, loop_time)
-        self._topic = _encode_json(topic)
-
-    def send_retry(self) -> None:
-        self._write(RETRY_FRAME)
-
-    def send_jobs(self, leased: ClaimResult) -> int:
-        """Send each job as a frame, all in one write; return the number of bytes."""
-        topic = self._topic
-        text = b"".join(
-            b'id: %d\nevent: job\ndata: {"topic":%b,%b\n\n' % (seq, topic, job[1:])
-            for seq, job in zip(leased.seqs, leased.to_json_texts(), strict=True)
-        )
-        self._write(text)
-        return len(text)
-
-    def send_shutdown(self) -> None:
-        self._write_error(b'"server_shutting_down"', SHUTDOWN_MESSAGE)
-
-    def send_slow_warning(self) -> None:
-        self._write_error(b"%d" % _TOO_SLOW_STATUS, SLOW_MESSAGE)
-
-    def send_error(self, error: Error) -> None:
-        """Send an error: 409 where the topic was dropped or is no queue any more (by contract), else its code."""
-        is_gone = isinstance(error, TopicNotFound | NotAQueue)
-        self._write_error(b"%d" % _CONFLICT_STATUS if is_gone else _encode_json(api_error_from(error).code), str(error))
-
-    def _write_error(self, code: bytes, message: str) -> None:
-        self._write(
-            b'event: error\ndata: {"code":%b,"error":%b,"topic":%b}\n\n' % (code, _encode_json(message), self._topic)
-        )
-
-
 class JobStream:
     """One connection of a worker. It is the owner of its leases, so that they end with it."""
 
@@ -303,7 +254,7 @@ class JobStream:
                     leased = await claim_queue.wait_for_jobs(self._next_request)
                     if leased is not None:
                         self._adapt_round_size(frames.send_jobs(leased), leased.count)
-                        service.metrics.count_claimed(self._queue.topic.name, leased.count)
+                        service.metrics.counters(self._queue.topic.name).claimed += leased.count
                 frames.send_shutdown()
             except Error as error:
                 frames.send_error(error)

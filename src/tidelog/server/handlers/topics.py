@@ -16,9 +16,10 @@ from msgspec import UNSET, UnsetType
 from tidelog import api_types
 from tidelog.api_types import GAPS_LIMIT, GAPS_LIMIT_MAX, PAGE_SIZE, PAGE_SIZE_MAX
 from tidelog.engine import Engine, GapEntries, Topic, TopicConfig, TopicInfo
-from tidelog.engine.config import ADDED, KEYS, KNOWN, check_topic_name
+from tidelog.engine.config import ADDED, KEYS, KNOWN, check_dead_letter, check_topic_name
 from tidelog.engine.queues import QueueCounts
 from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -39,7 +40,7 @@ def parse_topic_config(topic: str, text: bytes) -> TopicConfig:
         raise ApiError("invalid_request", f"a config is over {_CONFIG_BYTES_MAX} bytes; nothing was done")
     try:
         config = TopicConfig.from_json(text)
-        config.check_for(topic)
+        check_dead_letter(topic, config)
         _check_spelling(text)
         return config
     except BadInput as error:
@@ -99,7 +100,7 @@ async def configure_topic(context: RequestContext) -> Response:
 
 
 async def topic_state(service: Service, topic: Topic) -> TopicInfo:
-    return topic.state() if topic.is_floor_durable else await service.run_blocking(topic.state)
+    return topic.state() if topic_operations(topic).is_floor_durable else await service.run_blocking(topic.state)
 
 
 async def _queue_counts(context: RequestContext, topic: Topic) -> QueueCounts:
@@ -121,7 +122,7 @@ async def describe_topic(context: RequestContext) -> Response:
     """Describe a topic."""
     topic = context.get_topic()
     if context.query.flag("touch", True):
-        topic.record_access()
+        topic_operations(topic).record_access()
     state = await topic_state(context.service, topic)
     is_queue = state.config.type == "queue"
     return context.json(
@@ -180,7 +181,7 @@ def _topic_rows(
         if topic is None:
             continue  # dropped meanwhile
         if touch:
-            topic.record_access(read=False)
+            topic_operations(topic).record_access(read=False)
         state = topic.state()
         rows.append(
             responses.TopicRow(

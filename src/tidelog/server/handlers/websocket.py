@@ -16,25 +16,31 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from tidelog import api_types
 from tidelog.api_types import JSON_NULL, BadBody, Cursor
-from tidelog.channels import Ack, membership, messaging
+from tidelog.channels import Ack, HistoryPage, Message, membership
 from tidelog.engine import Appended, CommitFuture
 from tidelog.engine.append import check_idempotency_key
 from tidelog.engine.batch_encoder import check_count
 from tidelog.engine.config import OWN, check_topic_name
 from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, ClientDisconnected, Socket, Upgrade
-from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
+from tidelog.server.auth import ADMIN, READ, WRITE, Principal
 from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.handlers import channels, write
 from tidelog.server.handlers import websocket_commands as ops
-from tidelog.server.handlers.channels import ClaimedIdentity, claimed_identity, resolve_user
+from tidelog.server.handlers.channels import (
+    ChannelCall,
+    ChannelOperation,
+    ClaimedIdentity,
+    claimed_identity,
+    resolve_user,
+)
 from tidelog.server.handlers.sse import resolve_topics
 from tidelog.server.handlers.websocket_commands import (
     Command,
@@ -66,21 +72,59 @@ from tidelog.server.request import RequestContext
 from tidelog.server.response_types import TimedBody
 from tidelog.server.service import Service
 
-_READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
+_READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
+
+
+def _configure(call: ChannelCall, changes: dict[str, Any]) -> ops.ChannelConfigured:
+    meta = membership.configure(call.manager, call.channel, call.user, changes, source=call.source)
+    return ops.ChannelConfigured(call.channel, channels.config_json(meta.config))
+
+
+class _BlockingCommand(NamedTuple):
+    """A channel command that runs in a thread."""
+
+    operation: ChannelOperation
+    reply: str  # the `op` of its reply
+    arguments: Callable[[Any], tuple[Any, ...]] = lambda _: ()  # of the operation, from the command
+
+
+_BLOCKING_COMMANDS: Final[dict[type[ops.ChannelCommandBase], _BlockingCommand]] = {
+    ops.ChannelJoinCommand: _BlockingCommand(
+        channels.JOIN, "channel_joined", lambda command: (api_types.JoinChannel(command.user, command.config),)
+    ),
+    ops.ChannelLeaveCommand: _BlockingCommand(
+        channels.LEAVE, "channel_left", lambda command: (api_types.LeaveChannel(command.user),)
+    ),
+    ops.ChannelHistoryCommand: _BlockingCommand(
+        channels.HISTORY,
+        "channel_history",
+        lambda command: ({option: getattr(command, name) for name, option in channels.HISTORY_PARAMETERS.items()},),
+    ),
+    ops.ChannelMembersCommand: _BlockingCommand(
+        channels.MEMBERS, "channel_members", lambda command: (command.page, command.page_size)
+    ),
+    ops.ChannelConfigureCommand: _BlockingCommand(
+        ChannelOperation(channels.CONFIGURE_SCOPES, _configure), "channel_configured", lambda command: (command.config,)
+    ),
+    ops.ChannelSetAclCommand: _BlockingCommand(
+        channels.SET_ACL,
+        "channel_acl",
+        lambda command: (api_types.ChangeAcl(command.kind, command.add, command.remove),),
+    ),
+    ops.ChannelDeleteCommand: _BlockingCommand(channels.DELETE_CHANNEL, "channel_deleted"),
+    ops.ChannelPushCommand: _BlockingCommand(
+        channels.PUSH,
+        "channel_pushed",
+        lambda command: (channels.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64)),),
+    ),
+    ops.ChannelPopCommand: _BlockingCommand(channels.POP, "channel_popped"),
+    ops.ChannelClearCommand: _BlockingCommand(channels.CLEAR, "channel_cleared"),
+}
 _COMMAND_SCOPES: Final[dict[type[ops.ChannelCommandBase], frozenset[str]]] = {
-    ops.ChannelJoinCommand: _WRITE,
-    ops.ChannelLeaveCommand: _WRITE,
-    ops.ChannelSubscribeCommand: _READ,
-    ops.ChannelUnsubscribeCommand: _READ,
-    ops.ChannelPublishCommand: _WRITE,
-    ops.ChannelHistoryCommand: _READ,
-    ops.ChannelMembersCommand: _READ,
-    ops.ChannelConfigureCommand: _WRITE,
-    ops.ChannelSetAclCommand: _WRITE,
-    ops.ChannelDeleteCommand: _DELETE,
-    ops.ChannelPushCommand: _WRITE,
-    ops.ChannelPopCommand: _READ | _WRITE,
-    ops.ChannelClearCommand: _DELETE,
+    **{command: row.operation.scopes for command, row in _BLOCKING_COMMANDS.items()},
+    ops.ChannelPublishCommand: channels.PUBLISH_SCOPES,
+    ops.ChannelSubscribeCommand: channels.SUBSCRIBE_SCOPES,
+    ops.ChannelUnsubscribeCommand: channels.SUBSCRIBE_SCOPES,
 }
 _encode = msgspec.json.Encoder().encode
 
@@ -123,12 +167,7 @@ class ChannelSession:
     # ── commands ──────────────────────────────────────────────────────────────────────────────
 
     async def execute(self, command: ops.ChannelCommand, size: int) -> None:
-        principal = self._identity.principal
-        scopes = _COMMAND_SCOPES[type(command)]
-        if not principal.has_scopes(scopes):
-            raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
-        if not principal.may_use_name(command.channel):
-            raise ApiError("forbidden", f"this key is not for the channel {command.channel!r}; nothing was done")
+        _check_allowed(self._identity.principal, _COMMAND_SCOPES[type(command)], "channel", command.channel)
         user = self._user
         if user is None:
             user = await resolve_user(self._service.channels, self._identity)
@@ -151,60 +190,14 @@ class ChannelSession:
 
     async def _execute_blocking(self, command: ops.ChannelCommand, user: str) -> None:
         """Run a command in a thread: it may wait for a disk or a lock."""
-        call = self._command_call(command, user)
-        self._socket.send(await self._service.channels.run_blocking(call))
+        row = _BLOCKING_COMMANDS[type(command)]
+        call = ChannelCall(self._service.channels.manager, command.channel, user, self)
 
-    def _command_call(self, command: ops.ChannelCommand, user: str) -> Callable[[], bytes]:
-        manager, channel = self._service.channels.manager, command.channel
-        reply = partial(_encode_body_reply, command.request_id)
-        match command:
-            case ops.ChannelJoinCommand():
-                joining = api_types.JoinChannel(command.user, command.config)
-                return lambda: reply("channel_joined", channels.join(manager, channel, user, joining, self))
-            case ops.ChannelLeaveCommand():
-                leaving = api_types.LeaveChannel(command.user)
-                return lambda: reply("channel_left", channels.leave(manager, channel, user, leaving, self))
-            case ops.ChannelMembersCommand():
-                page, page_size = command.page, command.page_size
-                return lambda: reply("channel_members", channels.members(manager, channel, user, page, page_size))
-            case ops.ChannelConfigureCommand():
-                return lambda: _encode_reply(
-                    command.request_id,
-                    "channel_configured",
-                    channel=channel,
-                    config=channels.config_json(
-                        membership.configure(manager, channel, user, command.config, source=self).config
-                    ),
-                )
-            case ops.ChannelSetAclCommand():
-                change = api_types.ChangeAcl(command.kind, command.add, command.remove)
-                return lambda: reply("channel_acl", channels.set_acl(manager, channel, user, change))
-            case ops.ChannelDeleteCommand():
-                return lambda: reply("channel_deleted", channels.delete(manager, channel, user, self))
-            case ops.ChannelHistoryCommand():
-                bounds = {option: getattr(command, name) for name, option in channels.HISTORY_PARAMETERS.items()}
-                return lambda: (
-                    b'{"op":"channel_history","request_id":%b,%b}'
-                    % (
-                        _encode(command.request_id),
-                        channels.encode_history(channel, messaging.history(manager, channel, user, **bounds)),
-                    )
-                )
-            case ops.ChannelPushCommand():
-                payload = channels.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64))
-                return lambda: reply("channel_pushed", channels.push(manager, channel, user, payload))
-            case ops.ChannelPopCommand():
-                return lambda: (
-                    b'{"op":"channel_popped","request_id":%b,%b'
-                    % (
-                        _encode(command.request_id),
-                        encode_message_fields(messaging.pop(manager, channel, user)),
-                    )
-                )
-            case ops.ChannelClearCommand():
-                return lambda: reply("channel_cleared", channels.clear(manager, channel, user))
-            case _:
-                raise AssertionError("the caller handles the other commands")
+        def run() -> bytes:
+            result = row.operation.run(call, *row.arguments(command))
+            return _encode_result(command.request_id, row.reply, command.channel, result)
+
+        self._socket.send(await self._service.channels.run_blocking(run))
 
     # ── subscriptions ─────────────────────────────────────────────────────────────────────────
 
@@ -291,6 +284,26 @@ class ChannelSession:
 
 def _encode_reply(request_id: Raw, op: str, /, **fields: Any) -> bytes:
     return _encode({"op": op, "request_id": request_id, **fields})
+
+
+def _encode_result(request_id: Raw, op: str, channel: str, result: TimedBody | HistoryPage | Message) -> bytes:
+    if isinstance(result, TimedBody):
+        return _encode_body_reply(request_id, op, result)
+    fields = (
+        encode_message_fields(result)
+        if isinstance(result, Message)
+        else channels.encode_history(channel, result) + b"}"
+    )
+    return b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(request_id), fields)
+
+
+def _check_allowed(principal: Principal, scopes: frozenset[str], kind: str = "topic", *names: str) -> None:
+    """Raise ApiError where a key lacks a scope, or is not for one of these topics or channels."""
+    if not principal.has_scopes(scopes):
+        raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
+    for name in names:
+        if not principal.may_use_name(name):
+            raise ApiError("forbidden", f"this key is not for the {kind} {name!r}; nothing was done")
 
 
 def _encode_body_reply(request_id: Raw, op: str, body: TimedBody) -> bytes:
@@ -424,20 +437,13 @@ class WebSocketSession:
             case _:
                 await self._channels.execute(command, len(text))
 
-    def _check_allowed(self, scopes: frozenset[str], *names: str) -> None:
-        if not self._principal.has_scopes(scopes):
-            raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
-        for name in names:
-            if not self._principal.may_use_name(name):
-                raise ApiError("forbidden", f"this key is not for the topic {name!r}; nothing was done")
-
     async def _subscribe(self, command: SubscribeCommand) -> None:
         wanted = dict(command.topics)
         if command.topic is not None:
             wanted.setdefault(command.topic, Cursor(command.from_seq, command.tail))
         if not wanted:
             raise ApiError("invalid_request", "subscribe needs topic or topics; nothing was done")
-        self._check_allowed(_READ, *wanted)
+        _check_allowed(self._principal, _READ, "topic", *wanted)
         followed = await resolve_topics(self._service, wanted, command, lenient=command.lenient)
         self._send(SubscribedReply(command.request_id, followed.watermarks))
         for name, topic in followed.topics.items():
@@ -457,7 +463,7 @@ class WebSocketSession:
         """Submit a write; its ack follows when it is committed."""
         service, name = self._service, command.topic
         began_us = service.clock.monotonic_us()
-        self._check_allowed(_WRITE, name)
+        _check_allowed(self._principal, _WRITE, "topic", name)
         engine = service.engine
         if name.startswith(OWN):
             check_topic_name(name)  # raises: the prefix is reserved
@@ -465,7 +471,7 @@ class WebSocketSession:
             await service.reject_large(wait_if_full=command.disable_backpressure)
         config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config))
         if config is not None:
-            self._check_allowed(_ADMIN)
+            _check_allowed(self._principal, _ADMIN)
         check_count(engine.limits, len(command.records))
         check_idempotency_key(command.idempotency_key)
         if move_schedule_to_meta(command.records, service.now_ms()):
@@ -474,17 +480,16 @@ class WebSocketSession:
         batch = await self._run_by_size(
             len(text), partial(write.build_batch, engine.limits, command.records, command.node, text)
         )
-        topic, created = engine.find(name), False
-        if topic is None:
-            topic, created = await write.ensure_topic(service, name, command.create, config, batch, self._principal)
-        durability = topic.config.durability
         # The next command waits for this, so that writes of a client to a topic keep their order.
-        future, throttled_us = await service.writes.submit_async(
-            topic,
+        _, created, durability, future, throttled_us = await write.submit_write(
+            service,
+            name,
             batch,
             command.idempotency_key,
-            wait_if_full=created or command.disable_backpressure,
-            run_blocking=service.run_blocking if topic.needs_expiry else None,
+            self._principal,
+            create=command.create,
+            config=config,
+            wait_if_full=command.disable_backpressure,
         )
         self._pending_bytes += len(text)
         service.writes.add_done_callback(
@@ -509,7 +514,7 @@ class WebSocketSession:
             self.fail(command, error)
             return
         service = self._service
-        service.metrics.count_written(command.topic, 0 if done.deduped else done.count)
+        service.metrics.count_appended(command.topic, done)
         times = write.write_performance((service.clock.monotonic_us() - began_us) / 1000, done, throttled_us)
         self._send(
             PublishAck(

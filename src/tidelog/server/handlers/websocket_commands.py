@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from tidelog import api_types
 from tidelog.api_types import JSON_NULL, U32, U64, BadBody, Cursor, Nodes, RecordToWrite
-from tidelog.server.response_types import Watermarks
+from tidelog.server.response_types import TimedBody, Watermarks
 
 
 class ChannelCommandBase(Struct, tag_field="op", kw_only=True):
@@ -99,6 +99,13 @@ ChannelCommand: TypeAlias = (
     | ChannelPopCommand
     | ChannelClearCommand
 )
+
+
+class ChannelConfigured(TimedBody):
+    """The reply to `ChannelConfigureCommand`, which creates no channel as the HTTP request does."""
+
+    channel: str
+    config: dict[str, Any]
 
 
 class SubscribeCommand(Struct, tag_field="op", tag="subscribe"):

@@ -37,6 +37,7 @@ from tidelog.engine.batch_encoder import ArrowBatch
 from tidelog.engine.config import TopicType, check_topic_name
 from tidelog.engine.json_codec import decode_meta
 from tidelog.engine.queues.jobs import PRIORITY_KEY, PRIORITY_MAX, RUN_AT_KEY
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.http.interface import AnyResponse, Response
 from tidelog.server.auth import ADMIN, Principal
@@ -230,10 +231,10 @@ def write_records(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, 
     topic = context.service.engine.find(context.topic)
     if len(context.request.body) > BLOCKING_PARSE_BYTES:
         return _write_large(context, topic)
-    if topic is not None and not topic.needs_expiry and _try_batched_write(context, topic):
+    if topic is not None and not topic_operations(topic).needs_expiry and _try_batched_write(context, topic):
         return None
     parsed = _parse_write(context, topic)
-    if topic is None or topic.needs_expiry:
+    if topic is None or topic_operations(topic).needs_expiry:
         return _write_async(context, parsed)
     _submit(context, topic, parsed.batch, parsed.key, wait_if_full=parsed.body.disable_backpressure)
     return None
@@ -289,11 +290,17 @@ def _try_batched_write(context: RequestContext, topic: Topic) -> bool:
     if datas is None:
         return False
     context.durability = topic.config.durability
-    if len(datas) <= _BATCHED_RECORDS_MAX and topic.has_no_write_limits:
+    if len(datas) <= _BATCHED_RECORDS_MAX and topic_operations(topic).has_no_write_limits:
         context.service.writes.add_to_batch(topic, datas, len(request.body), _on_batch_committed, context)
     else:
         _submit(context, topic, Batch(datas, True), None)
     return True
+
+
+def slice_appended(done: Appended, offset: int, count: int) -> Appended:
+    """Return the part of a joint write that belongs to one caller."""
+    first = done.first_seq + offset
+    return msgspec.structs.replace(done, first_seq=first, last_seq=first + count - 1)
 
 
 def _on_batch_committed(done: Appended | Error, parts: list[BatchSlice[RequestContext]]) -> None:
@@ -301,8 +308,7 @@ def _on_batch_committed(done: Appended | Error, parts: list[BatchSlice[RequestCo
         if isinstance(done, Error):
             context.fail(done)
         else:
-            context.service.metrics.count_written(context.topic, count)
-            context.respond(write_response(context, done.slice(offset, count), created=False))
+            context.respond(write_response(context, slice_appended(done, offset, count)))
 
 
 def parse_write_config(topic: str, given: msgspec.Raw) -> TopicConfig | ApiError | None:
@@ -341,20 +347,11 @@ def _on_submitted(context: RequestContext, token: CommitFuture[Appended] | Error
     if isinstance(token, Error):
         context.fail(token)
     else:
-        context.service.writes.add_done_callback(token, partial(_on_committed, context, held_us))
+        context.respond_when_done(token, partial(write_response, context, held_us=held_us))
 
 
-def _on_committed(context: RequestContext, held_us: int, token: CommitFuture[Appended]) -> None:
-    try:
-        done = token.wait()  # does not block: it is done
-    except Error as error:
-        context.fail(error)
-        return
-    context.service.metrics.count_written(context.topic, 0 if done.deduped else done.count)
-    context.respond(write_response(context, done, held_us, created=False))
-
-
-def write_response(context: RequestContext, done: Appended, held_us: int = 0, *, created: bool) -> Response:
+def write_response(context: RequestContext, done: Appended, held_us: int = 0, *, created: bool = False) -> Response:
+    context.service.metrics.count_appended(context.topic, done)
     seqs = context.query.flag("return_seqs", True)
     body = encode_write_response(
         context.topic, context.durability, done, context.elapsed_ms(), held_us, created=created, seqs=seqs
@@ -418,25 +415,63 @@ def write_performance(elapsed_ms: float, done: Appended, held_us: int = 0) -> di
 
 async def _write_async(context: RequestContext, parsed: _ParsedWrite) -> Response:
     """A write that is large, creates its topic, or waits until expired records are removed."""
-    service, batch = context.service, parsed.batch
-    topic, created = await ensure_topic(
-        service, context.topic, parsed.body.create, parsed.config, batch, context.principal
+    submitted = await submit_write(
+        context.service,
+        context.topic,
+        parsed.batch,
+        parsed.key,
+        context.principal,
+        create=parsed.body.create,
+        config=parsed.config,
+        wait_if_full=parsed.body.disable_backpressure,
+        blocks=True,
     )
-    context.durability = topic.config.durability
-    token, held_us = await service.writes.submit_async(
+    context.durability = submitted.durability
+    done = await context.service.writes.wait(submitted.future)
+    # Another request with the same key may have written first to the topic that this one created.
+    return write_response(context, done, submitted.held_us, created=submitted.created and not done.deduped)
+
+
+class SubmittedWrite(NamedTuple):
+    topic: Topic
+    created: bool  # the write created its topic
+    durability: str  # of the topic, when the write was submitted
+    future: CommitFuture[Appended]
+    held_us: int  # how long it waited for admission
+
+
+async def submit_write(
+    service: Service,
+    name: str,
+    batch: Batch | ArrowBatch,
+    key: str | None,
+    principal: Principal,
+    *,
+    topic: Topic | None = None,
+    create: bool | None = None,
+    config: TopicConfig | ApiError | None = None,
+    wait_if_full: bool = False,
+    blocks: bool = False,
+) -> SubmittedWrite:
+    """Submit a write, and create its topic where there is none and the write allows it. One that created its topic is
+    not rejected. `topic`: that of the writes before it. `blocks`: submit it off the loop."""
+    created = False
+    if topic is None:
+        topic = service.engine.find(name)
+    if topic is None:
+        topic, created = await _create_topic(service, name, create, config, batch, principal)
+    durability = topic.config.durability
+    future, held_us = await service.writes.submit_async(
         topic,
         batch,
-        parsed.key,
-        wait_if_full=created or parsed.body.disable_backpressure,
-        run_blocking=service.run_blocking,
+        key,
+        wait_if_full=created or wait_if_full,
+        run_blocking=service.run_blocking if blocks or topic_operations(topic).needs_expiry else None,
     )
-    done = await service.writes.wait(token)
-    service.metrics.count_written(context.topic, 0 if done.deduped else done.count)
-    # Another request with the same key may have written first to the topic that this one created.
-    return write_response(context, done, held_us, created=created and not done.deduped)
+    return SubmittedWrite(topic, created, durability, future, held_us)
 
 
-async def ensure_topic(
+async def _create_topic(
     service: Service,
     name: str,
     create: bool | None,
@@ -444,11 +479,7 @@ async def ensure_topic(
     first: Batch | ArrowBatch,
     principal: Principal,
 ) -> tuple[Topic, bool]:
-    """The topic of a write, created where the write allows it. A write that would be refused creates none."""
-    engine = service.engine
-    topic = engine.find(name)
-    if topic is not None:
-        return topic, False
+    """Create the topic of a write. A write that would be refused creates none."""
     wanted = config if isinstance(config, TopicConfig) else TopicConfig()
     if not (wanted.auto_create if create is None else create):
         raise TopicNotFound(name)
@@ -456,7 +487,9 @@ async def ensure_topic(
     if isinstance(config, ApiError):
         raise config
     check_dead_letter_allowed(principal, wanted, None)
-    return await service.run_blocking(lambda: engine.ensure_topic(name, wanted, first))
+    engine = service.engine
+    state, created = await service.run_blocking(lambda: engine.ensure_topic(name, wanted, first))
+    return Topic(state), created
 
 
 def build_batch(limits: EngineConfig, records: list[api_types.RecordToWrite], node: str | None, body: bytes) -> Batch:

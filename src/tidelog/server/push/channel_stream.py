@@ -17,10 +17,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from tidelog.channels import (
     Ack,
+    Channel,
     ChannelEvent,
     ChannelManager,
     Hook,
@@ -29,7 +31,6 @@ from tidelog.channels import (
     Subscription,
     SubscriptionEnded,
     membership,
-    messaging,
 )
 from tidelog.channels.rules import check_channel
 from tidelog.errors import BadInput, Error, Forbidden, NotPersistent, WrongType
@@ -145,7 +146,7 @@ class ChannelService:
             return False
         try:
             state = shard.channels.get(channel)
-            if state is not None and (state.meta.config.persist or state.committing or state.has_waiting_change()):
+            if state is not None and (state.meta.config.persist or not state.commits.is_idle):
                 return False
             token = _submit(manager, channel, publish)
             token.deliver()
@@ -272,7 +273,7 @@ def _resolve_publishes(outcomes: Iterable[tuple[PendingPublish, Ack | Exception]
 
 
 def _submit(manager: ChannelManager, channel: str, publish: PendingPublish) -> PublishFuture:
-    return messaging.submit(manager, channel, publish.user, publish.payloads, qos=publish.qos, source=publish.source)
+    return Channel(manager, channel, publish.user, publish.source).submit(publish.payloads, qos=publish.qos)
 
 
 def _publish_outcome(future: PublishFuture) -> Ack | Exception:
@@ -346,7 +347,7 @@ class ChannelStream:
     def _subscribe(self) -> None:
         manager = self._channels.manager
         with manager.locked(self.channel):
-            subscription = messaging.subscribe(manager, self.channel, self.user, wake=self._wake, source=self.source)
+            subscription = Channel(manager, self.channel, self.user, self.source).subscribe(wake=self._wake)
             state = manager.get_channel(self.channel)
             self.head_seq = 0 if state.meta.config.persist else state.next_seq - 1
         self._subscription = subscription
@@ -371,14 +372,13 @@ class ChannelStream:
 
     async def catch_up(self, peer: ChannelPeer, after_seq: int, wait_writable: Callable[[], Awaitable[None]]) -> None:
         """Send the history after `after_seq`, up to the seq that it had when this began."""
-        manager, channel, last_seq = self._channels.manager, self.channel, 0
+        channel, last_seq = self.channel, 0
+        handle = Channel(self._channels.manager, channel, self.user)
         self.sent_seq = after_seq
         while not self.is_ended:
             first = self.sent_seq + 1
             try:
-                page = await self._channels.run_blocking(
-                    lambda: messaging.history(manager, channel, self.user, first=first)  # noqa: B023 - awaited here
-                )
+                page = await self._channels.run_blocking(partial(handle.history, first))
             except NotPersistent:
                 if self.sent_seq < self.head_seq:
                     peer.send_gap(channel, self.sent_seq + 1, self.head_seq)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.engine.queues import ClaimRequest, ClaimResult, ClaimWindow, Queue
 from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import TopicNotFound
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError
@@ -163,7 +164,7 @@ class ClaimQueue:
             self._recheck_timer.cancel()
             self._recheck_timer = None
         queue = self._queue
-        if queue.topic.is_dropped:
+        if topic_operations(queue.topic).is_dropped:
             _fail_all(self._workers, TopicNotFound(queue.topic.name))
             return
         try:

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from tidelog.engine import Topic
 from tidelog.engine.health import HealthMonitor
+from tidelog.engine.topic import topic_operations
 from tidelog.server.push.page_cache import PageCache
 from tidelog.server.scheduling.fair_queue import FairQueue
 from tidelog.server.scheduling.governor import SAMPLE_US, Governor
@@ -246,7 +247,7 @@ class TopicNotifier:
 
     @property
     def is_fan_out(self) -> bool:
-        return self.topic.has_upstream
+        return topic_operations(self.topic).has_upstream
 
     @property
     def waiter_count(self) -> int:
@@ -254,7 +255,7 @@ class TopicNotifier:
 
     def notify(self) -> None:
         """From any thread."""
-        if self._is_pending and not self.topic.is_dropped:
+        if self._is_pending and not topic_operations(self.topic).is_dropped:
             return
         self._is_pending = True
         self._notifiers.schedule(self)
@@ -318,7 +319,7 @@ class Notifiers:
     def _schedule_on_loop(self, notifier: TopicNotifier) -> None:
         if not notifier.wakers:
             return
-        if notifier.topic.is_dropped:
+        if topic_operations(notifier.topic).is_dropped:
             self._scheduler.forget(notifier)
             self._loop.call_soon(notifier.deliver)
         else:

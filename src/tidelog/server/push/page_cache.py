@@ -20,6 +20,7 @@ import msgspec
 
 from tidelog.engine import SEQ_MAX, FieldSelection, Gap, JsonPage, Topic
 from tidelog.engine.read import ExcludedNodes
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import TopicNotFound
 
 CACHE_BYTES_MAX: Final = 16 << 20
@@ -68,7 +69,7 @@ class EncodedPage:
 
 def read_page(topic: Topic, from_seq: int, options: ReadOptions) -> EncodedPage:
     """Read and encode a page."""
-    page = topic.read_json(
+    page = topic_operations(topic).read_json(
         min(from_seq, SEQ_MAX),
         options.limit,
         options.bytes_max,
@@ -109,13 +110,16 @@ class PageCache:
 
     def get_cached(self, topic: Topic, from_seq: int, options: ReadOptions) -> EncodedPage | None:
         """Return the page after `from_seq`, where it is cached or can be read from memory."""
-        if not topic.is_floor_durable_for(from_seq) or not topic.is_durable_for(options.strong):
+        operations = topic_operations(topic)
+        if not operations.is_floor_durable_for(from_seq) or not operations.is_durable_for(options.strong):
             return None
         key = _page_key(topic, from_seq, options)
         page = self._pages.get(key)
         # A reader that skips records, or their data, may need more of a segment than is known to be in memory.
         limit = options.limit if options.show.data and not options.nodes else 0
-        if page is None and topic.can_read_without_blocking(from_seq, limit, options.bytes_max, strong=options.strong):
+        if page is None and operations.can_read_without_blocking(
+            from_seq, limit, options.bytes_max, strong=options.strong
+        ):
             page = self._store(key, read_page(topic, from_seq, options))
         return page
 
@@ -126,12 +130,14 @@ class PageCache:
         key = (topic.id, from_seq, options)
         if key not in self._latest:
             self._latest[key] = self._read_latest(topic, from_seq, options)
-            topic.record_access()
+            topic_operations(topic).record_access()
         return self._latest[key]
 
     def _read_latest(self, topic: Topic, from_seq: int, options: ReadOptions) -> EncodedPage | None:
         if options.show.data:
-            page = topic.read_cached_json(from_seq, options.limit, options.bytes_max, strong=options.strong)
+            page = topic_operations(topic).read_cached_json(
+                from_seq, options.limit, options.bytes_max, strong=options.strong
+            )
             if page is not None:
                 return build_page(topic.name, from_seq, page)
         return self.get_cached(topic, from_seq, options)
@@ -142,7 +148,7 @@ class PageCache:
 
     async def get(self, topic: Topic, from_seq: int, options: ReadOptions, run_blocking: RunBlocking) -> EncodedPage:
         """Return the page after `from_seq`, without a wait where it is in memory."""
-        if not topic.is_floor_durable_for(from_seq):
+        if not topic_operations(topic).is_floor_durable_for(from_seq):
             await run_blocking(topic.state)
         page = self.get_cached(topic, from_seq, options)
         if page is not None:
@@ -184,6 +190,6 @@ class PageCache:
 
 def _page_key(topic: Topic, from_seq: int, options: ReadOptions) -> PageKey:
     version = topic.version
-    if topic.is_dropped:
+    if topic_operations(topic).is_dropped:
         raise TopicNotFound(topic.name)
     return (version, from_seq, topic.config.dedupe_node, options)

@@ -10,6 +10,13 @@ Topics, as Server-Sent Events and as WebSocket messages:
 
 `<cursor>` has every topic of the session, so that a client that reconnects with it misses nothing.
 
+Jobs, as Server-Sent Events:
+
+    retry: 2000                                       first, once
+    id: <seq>␊event: job␊data: {"topic",…}␊␊          up to `max` jobs that are not settled
+    event: error␊data: {"code","error","topic"}␊␊     then the end
+    : hb 1700000000000␊␊                              after a time without events
+
 Channels:
 
     id: 7␊event: message␊data: {"channel","seq","ts","sender","payload"}␊␊     the seq is the position to resume from
@@ -35,8 +42,11 @@ import msgspec
 from tidelog import api_types
 from tidelog.channels import ChannelEvent, Message, Presence, SubscriptionEnded
 from tidelog.engine import Gap
+from tidelog.engine.queues import ClaimResult
+from tidelog.errors import Error, NotAQueue, TopicNotFound
 from tidelog.http.interface import ClientDisconnected, Sink, Socket
 from tidelog.http.limits import LimitCounters
+from tidelog.server.errors import api_error_from
 from tidelog.server.push.page_cache import EncodedPage
 
 HIGH_WATER_BYTES: Final = 256 << 10  # with more unsent bytes nothing is read for a peer
@@ -133,8 +143,20 @@ class SsePeer:
     async def drain(self) -> None:
         await self._sink.drain()
 
+    def send_retry(self) -> None:
+        self._write(RETRY_FRAME)
+
     def send_heartbeat(self, epoch_ms: int) -> None:
         self._write(b": hb %d\n\n" % epoch_ms)
+
+    def send_shutdown(self) -> None:
+        self._write_error("server_shutting_down", SHUTDOWN_MESSAGE)
+
+    def send_slow_warning(self) -> None:
+        self._write_error(429, SLOW_MESSAGE)
+
+    def _write_error(self, code: str | int, message: str, **fields: str) -> None:
+        self._write(b"event: error\ndata: %b\n\n" % _encode_json({"code": code, "message": message, **fields}))
 
     def _write(self, frame: bytes) -> None:
         self._sink.write(frame)
@@ -198,9 +220,6 @@ class TopicSsePeer(SsePeer):
         super().__init__(sink, loop_time)
         self._cursors = cursors
 
-    def send_retry(self) -> None:
-        self._write(RETRY_FRAME)
-
     def send_page(self, page: EncodedPage) -> None:
         cursor_id = api_types.encode_positions(self._cursors)
         self._write(page.frame(cursor_id, lambda page: _encode_record_event(cursor_id, page)))
@@ -215,12 +234,6 @@ class TopicSsePeer(SsePeer):
 
     def send_topic_deleted(self, name: str) -> None:
         self._write_event(b"topic-deleted", _encode_deleted_fields(name))
-
-    def send_shutdown(self) -> None:
-        self._write_error("server_shutting_down", SHUTDOWN_MESSAGE)
-
-    def send_slow_warning(self) -> None:
-        self._write_error(429, SLOW_MESSAGE)
 
     def send_error(self, name: str, code: str, message: str) -> None:
         self._write_error(code, message, topic=name)
@@ -258,6 +271,37 @@ class TopicWebSocketPeer(_WebSocketPeer):
 
     def _send(self, op: bytes, fields: bytes) -> None:
         self._socket.send(b'{"op":"%b",%b' % (op, fields))
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class JobSsePeer(SsePeer):
+    """Encodes the events of a job stream."""
+
+    def __init__(self, sink: Sink, topic: str, loop_time: Callable[[], float]) -> None:
+        super().__init__(sink, loop_time)
+        self._topic = topic
+
+    def send_jobs(self, leased: ClaimResult) -> int:
+        """Send each job as a frame, all in one write; return the number of bytes."""
+        topic = _encode_json(self._topic)
+        text = b"".join(
+            b'id: %d\nevent: job\ndata: {"topic":%b,%b\n\n' % (seq, topic, job[1:])
+            for seq, job in zip(leased.seqs, leased.to_json_texts(), strict=True)
+        )
+        self._write(text)
+        return len(text)
+
+    def send_error(self, error: Error) -> None:
+        """Send an error: 409 where the topic was dropped or is no queue any more (by contract), else its code."""
+        is_gone = isinstance(error, TopicNotFound | NotAQueue)
+        self._write_error(409 if is_gone else api_error_from(error).code, str(error))
+
+    def _write_error(self, code: str | int, message: str, **fields: str) -> None:
+        """The contract of job streams calls the message `error`."""
+        error = {"code": code, "error": message, "topic": self._topic, **fields}
+        self._write(b"event: error\ndata: %b\n\n" % _encode_json(error))
 
 
 # ── channels ──────────────────────────────────────────────────────────────────────────────────
@@ -349,17 +393,8 @@ class ChannelSsePeer(SsePeer):
     def send_gap(self, channel: str, first: int, last: int) -> None:
         self._write(b"event: gap\ndata: %b\n\n" % _encode_json({"channel": channel, "from_seq": first, "to_seq": last}))
 
-    def send_shutdown(self) -> None:
-        self._write_error("server_shutting_down", SHUTDOWN_MESSAGE)
-
-    def send_slow_warning(self) -> None:
-        self._write_error(429, SLOW_MESSAGE)
-
     def send_error(self, channel: str, code: str, message: str) -> None:
         self._write_error(code, message, channel=channel)
-
-    def _write_error(self, code: str | int, message: str, **fields: str) -> None:
-        self._write(b"event: error\ndata: %b\n\n" % _encode_json({"code": code, "message": message, **fields}))
 
 
 class ChannelWebSocketPeer(_WebSocketPeer):

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tidelog.engine import Gap, Topic
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Error, TopicNotFound
 from tidelog.http.interface import ClientDisconnected
 from tidelog.server.auth import Principal
@@ -240,7 +241,7 @@ class TopicStream:
                 return
             if not self._is_active(subscription):
                 return
-            topic.record_access()
+            topic_operations(topic).record_access()
             self._send_page(subscription, page)
             if page.caught_up:
                 return

@@ -1,9 +1,9 @@
-"""Where topics are read from: the backend that the options name.
+"""Backends of the source: where topics are read from.
 
-    interface      what planning and reading need of a backend, and what is sent to executors. Read this first
-    directory      a data directory, read-only; object_store: a copy of one in a bucket
+    interface      what planning and reading need of a backend, and the data sent to executors. Read this first
+    directory      a data directory, or a copy of one in an object store; read-only
     server         a server, over HTTP; commitlog: a segmented log of any codec
-    range_reader   byte ranges of segment files, for server and object_store
+    range_reader   byte ranges of segment files, for servers and object stores
 
 This module chooses the backend."""
 
@@ -14,27 +14,26 @@ from tidelog.errors import BadInput
 from tidelog.spark.backends.commitlog import CommitLogBackend
 from tidelog.spark.backends.directory import DirectoryBackend
 from tidelog.spark.backends.interface import Backend
-from tidelog.spark.backends.object_store import ObjectStoreBackend
 from tidelog.spark.backends.server import ServerBackend
 from tidelog.spark.options import Options
 
 
 def open_backend(options: Options, *, retry: bool = True) -> Backend:
-    """`retry`: a server that is away is asked again for a while. Without, a wrong address is an error at once."""
-    if options.server is not None:
+    """Open the backend that the options name. Without `retry` an unreachable server raises at once."""
+    location = options.location
+    if location.is_server:
         retry_ms = options.retry_ms if retry else 0
-        return ServerBackend(options.server, options.key, retry_ms=retry_ms, strong=options.is_strong)
-    assert options.path is not None, "options name a path or a server"
-    if options.is_object_store:
+        return ServerBackend(location.address, location.key, retry_ms=retry_ms, strong=options.is_strong)
+    if location.is_object_store:
         if options.is_strong:
             raise BadInput(
-                f"option consistency is 'strong': {options.path} is an object store, where no reader can sync what a "
+                f"option consistency is 'strong': {location} is an object store, where no reader can sync what a "
                 "writer has; nothing was read, leave it out or read from the server"
             )
+        disk, path = open_object_store(location.address)
         if options.codec == "tide":
-            return ObjectStoreBackend(options.path)
-        disk, path = open_object_store(options.path)
+            return DirectoryBackend(path, disk=disk, is_object_store=True)
         return CommitLogBackend(path, options.codec, disk=disk)
     if options.codec != "tide":
-        return CommitLogBackend(options.path, options.codec)
-    return DirectoryBackend(options.path, strong=options.is_strong)
+        return CommitLogBackend(location.address, options.codec)
+    return DirectoryBackend(location.address, strong=options.is_strong)

@@ -1,8 +1,8 @@
 """Logs of the commitlog library: rustlog, laminar, narwhal, and tide outside of topics.
 
-A log has no topics; the name of its directory stands for one. A root of partitions has `orders/0`, `orders/1`; naming
-`orders` means all of them. Its epoch is 0: a log is never made again under the same name without its directory going.
-What retention dropped is a gap; what compaction took is a hole.
+A log has no topics; the name of its directory is used as one. A root of partitions has `orders/0`, `orders/1`; the name
+`orders` means all of them. The epoch is 0: a log is not created again under its name without removing its directory.
+Records that retention dropped are a gap; records that compaction removed are holes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CommitLogBackend:
                 raise
             name, _, number = topic.rpartition("/")
             with PartitionedLog.open(self._path, self._codec, read_only=True, disk=self._disk) as root:
-                root.check_partition(name, int(number))  # raises where it held a log that has vanished
+                root.check_partition(name, int(number))  # raises if it had a log that is gone
             return TopicSnapshot(topic, 0, 0, 0, 0, 0, (), 0)  # a partition without records
         state = log._log_state
         sizes = [*(segment.size for segment in state.sealed), state.active.size]
@@ -105,7 +105,7 @@ class CommitLogBackend:
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
     def read(self, read_range: ReadRange, columns: ColumnSet, *, verify: bool) -> Iterator[ReadChunk]:  # noqa: ARG002
-        """Read the records of a range. These layouts always verify what they read."""
+        """Read the records of a range. These codecs always verify."""
         try:
             log = self._open_log(read_range.topic)
         except (NotFound, BadInput) as error:
@@ -116,8 +116,7 @@ class CommitLogBackend:
         if log.highest < read_range.stop:
             raise Unavailable(
                 f"{read_range.topic} ends before seq {read_range.stop} here, and reached it where the query was "
-                f"planned; "
-                "nothing was written, run it again when this executor sees the same directory"
+                "planned; nothing was written, run it again when this executor sees the same directory"
             )
         at = max(read_range.first, log.lowest)
         if at > read_range.first:

@@ -1,43 +1,45 @@
-"""The interface of planning and reading to where topics are stored: a directory, a server, or a log of any codec.
+"""The interface of planning and reading to a backend: a directory, an object store, a server, or a log of any codec.
 
-    driver      names, look, seek, lost, settle      from one snapshot, until `refresh`
-    executor    read                                 by what the plan says, wherever the bytes are now
+    driver      names, snapshot, seek, gap_before, account_missing      from one snapshot, until `refresh`
+    executor    read                                                    a range of the plan
 
-A file of a plan may be gone when a task reads it: retention does not wait for readers. `read` then looks for the
-seqs again, as records; what was lost meanwhile is a TopicGap, what was deleted is counted; neither is skipped silently.
+Retention does not wait for readers, so a planned file may be gone when a task reads it. `read` then reads the seqs as
+records; seqs lost since the plan are a TopicGap, deleted ones are counted.
 
-Sent from the driver to the executors: seqs and the positions of their bytes. Plain data, small, picklable.
+The driver sends small, picklable data to the executors:
 
-    ReadTask    what one task reads: ranges in order, and the counts of seqs without a record
-    ReadRange   seqs [first, stop) of one topic: in a segment's file, in the plan itself, or to be requested
+    ReadTask    the ranges of one task in order, and the counts of seqs without a record
+    ReadRange   seqs [first, stop) of one topic: in a segment file, in the plan itself, or to be requested
     TopicGap    requested seqs that were lost
 
-Deletions are part of the plan, so that a task that runs twice returns the same rows.
+Deletions are part of the plan, so a task that runs twice returns the same rows.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
-from tidelog.engine import Counts
+from tidelog.engine import Counts, Gap
 from tidelog.errors import GapFound
+from tidelog.formats import deletion_vector, segment_index
 from tidelog.formats.frame import OVERHEAD_BYTES
 from tidelog.formats.rows import Rows
+from tidelog.types import Buffer
 
 BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicGap:
-    """A gap, by topic."""
+    """A gap of a topic."""
 
     topic: str
     first: int
@@ -45,20 +47,33 @@ class TopicGap:
     cause: str  # cap, ttl, mixed, recreated, dropped or retention
     earliest_seq: int
     head_seq: int
-    is_unbounded: bool = False  # how far it went is not known: `last` is `first`, and a row says null
+    is_unbounded: bool = False  # its end is unknown: `last` is `first`, and null in rows
+
+    @classmethod
+    def from_engine(cls, topic: str, gap: Gap) -> TopicGap:
+        return cls(topic, gap.gap_from, gap.gap_to, gap.reason, gap.earliest_seq, gap.head_seq)
+
+    @classmethod
+    def from_wire(cls, topic: str, fields: Mapping[str, Any]) -> TopicGap:
+        names = ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")
+        return cls(topic, *(fields[name] for name in names))
+
+    def clip(self, stop: int) -> TopicGap:
+        """Return the gap without seqs from `stop` on."""
+        return replace(self, last=min(self.last, stop - 1))
 
     def to_error(self) -> GapFound:
         missed = self.last - self.first + 1
-        made = GapFound(self.topic, (self.first, self.last, self.cause, missed, self.earliest_seq, self.head_seq))
+        error = GapFound(self.topic, (self.first, self.last, self.cause, missed, self.earliest_seq, self.head_seq))
         step = 'set onGap to "skip" or "emit" if you can do without them'
-        said = f"{self.topic}: it was dropped" if self.cause == "dropped" else str(made).rpartition(";")[0]
-        made.args = (f"{said}; nothing was written, {step}, or start after them with startingOffsets",)
-        return made
+        reason = f"{self.topic}: it was dropped" if self.cause == "dropped" else str(error).rpartition(";")[0]
+        error.args = (f"{reason}; nothing was written, {step}, or start after them with startingOffsets",)
+        return error
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A segment's file, as the plan saw it. Its first `size` bytes never change."""
+    """A segment file at the time of the plan. Its first `size` bytes never change."""
 
     base: int
     stop: int
@@ -73,17 +88,17 @@ class ReadRange:
     first: int
     stop: int
     size: int  # bytes to read, about
-    file: PlannedFile | None = None  # None: they lie in no file of their own yet
-    deleted_bits: bytes | None = field(default=None, repr=False)  # one bit a seq
-    inline_records: bytes | None = field(default=None, repr=False)  # the records themselves, as an Arrow stream
-    inline_counts: Counts | None = None  # of those, where the seqs went that have none
+    file: PlannedFile | None = None  # None: not in a segment file yet
+    deleted_bits: bytes | None = field(default=None, repr=False)  # one bit per seq
+    inline_records: bytes | None = field(default=None, repr=False)  # the records, as an Arrow stream
+    inline_counts: Counts | None = None  # of the seqs without an inline record
 
     @property
     def seq_count(self) -> int:
         return self.stop - self.first
 
     def deleted_mask(self) -> BoolArray | None:
-        """For each seq whether it is deleted; None: none is."""
+        """Return for each seq whether it is deleted; None if none is."""
         if self.deleted_bits is None:
             return None
         bits = np.frombuffer(zlib.decompress(self.deleted_bits), np.uint8)
@@ -98,7 +113,7 @@ def pack_mask(deleted: BoolArray | None) -> bytes | None:
 
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
-    """What one task reads. `seqs` is what rows and counts must come to."""
+    """The input of one task. `seq_count` is the sum that rows and counts must have."""
 
     ranges: tuple[ReadRange, ...] = ()
     gaps: tuple[TopicGap, ...] = ()
@@ -112,7 +127,7 @@ class ReadTask(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's file as the driver sees it."""
+    """A segment file as the driver sees it."""
 
     base: int
     stop: int
@@ -129,9 +144,9 @@ class TopicSnapshot:
     topic: str
     epoch: int
     first_seq: int  # the lowest seq a record of it can have
-    next_seq: int  # one past its last
-    earliest_seq: int  # below it nothing can be read
-    evict_floor: int  # the first seq that was not lost involuntarily
+    next_seq: int  # after the last one
+    earliest_seq: int  # no record below it can be read
+    evict_floor: int  # the first seq that was not evicted or expired
     segments: Sequence[SegmentInfo]  # ascending; records after the last one are the tail
     tail_bytes: int
 
@@ -140,7 +155,7 @@ class TopicSnapshot:
         return self.segments[-1].stop if self.segments else self.earliest_seq
 
     def bytes_before(self, seq: int) -> int:
-        """How many bytes lie before a seq, about: exact to the frame in files, by proportion in the tail."""
+        """Return about how many bytes are before a seq: exact to the frame in files, proportional in the tail."""
         before = 0
         for segment in self.segments:
             if seq < segment.stop:
@@ -151,7 +166,7 @@ class TopicSnapshot:
 
 
 class ReadChunk(NamedTuple):
-    """Records on their way to Spark, and where seqs went that have none. `rows` is not counted here."""
+    """Records on their way to Spark, and the counts of seqs without a record. `counts.rows` is 0."""
 
     rows: Rows | pa.RecordBatch | None
     counts: Counts
@@ -159,50 +174,50 @@ class ReadChunk(NamedTuple):
 
 
 class InlineRecords(NamedTuple):
-    """Records that travel in the plan, and where the other seqs of their range went."""
+    """Records in the plan, and the counts of the other seqs of their range."""
 
     arrow_stream: bytes
     counts: Counts
     gaps: tuple[TopicGap, ...]
 
 
-ColumnSet: TypeAlias = frozenset[str]  # columns that are looked at
+ColumnSet: TypeAlias = frozenset[str]  # columns that are returned or filtered by
 
 
 class Backend(Protocol):
-    has_timestamps: bool  # whether its records have times
-    has_json_flag: bool  # whether they are JSON or bytes; else all of them are bytes
+    has_timestamps: bool
+    has_json_flag: bool  # False: all records are bytes
 
     def names(self) -> list[str]:
-        """Every topic there is."""
+        """Return the names of all topics."""
         ...
 
     def snapshot(self, topic: str) -> TopicSnapshot | None:
-        """What a topic holds; None: there is none."""
+        """Return the state of a topic; None if there is none."""
         ...
 
     def seek(self, topic: str, ts_ms: int) -> int:
-        """The first record of this time or later; one past the last where there is none."""
+        """Return the first seq of this time or later; the next seq if there is none."""
         ...
 
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
-        """What a reader has missed that wants to read on at `first`."""
+        """Return the gap that a reader at `first` has missed."""
         ...
 
     def account_missing(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
-        """Where seqs went of which none can be read, and what of them was lost."""
+        """Return the counts and gaps of a range without readable records."""
         ...
 
     def last_seq_before_drop(self, topic: str, epoch: int) -> int | None:
-        """The last seq of a topic of this name and epoch when it was dropped; None: the gap log does not know it."""
+        """Return the last seq of a dropped topic of this name and epoch; None if the gap log does not have it."""
         ...
 
     def read_tail_inline(self, topic: str, first: int, stop: int) -> InlineRecords | None:
-        """The records of the tail as an Arrow stream, for a plan that carries them itself; None: it need not."""
+        """Return the records of the tail for the plan; None if executors read them."""
         ...
 
     def refresh(self) -> None:
-        """Look again."""
+        """Take a new snapshot."""
         ...
 
     def read(self, read_range: ReadRange, columns: ColumnSet, *, verify: bool) -> Iterator[ReadChunk]: ...
@@ -211,8 +226,37 @@ class Backend(Protocol):
 
 
 def estimate_bytes(seqs: int, count: int, size: int) -> int:
-    """About how many bytes so many records lie in, going by what a topic holds on the whole."""
+    """Estimate the stored bytes of `seqs` records from the average record of the topic."""
     return max(seqs, 0) * (OVERHEAD_BYTES + (size // count if count else 0))
+
+
+def to_chunk(
+    rows: Rows, entries: NDArray[np.void], deleted: BoolArray | None, first: int, misplaced: Callable[[], Exception]
+) -> ReadChunk:
+    """Return a chunk of the rows of a segment file without the deleted ones.
+
+    Args:
+        entries: the index entries of all seqs of the chunk.
+        deleted: for each seq from `first` on whether it is deleted.
+        misplaced: the error to raise if the seqs without a row are not the holes of the index.
+    """
+    holes = len(entries) - len(rows)
+    if holes != int((entries["flags"] & segment_index.HOLE > 0).sum()):
+        raise misplaced()
+    removed = 0
+    if deleted is not None:
+        gone = deleted[rows.seq - first]
+        removed = int(gone.sum())
+        rows = rows.take(np.flatnonzero(~gone)) if removed else rows
+    return ReadChunk(rows if len(rows) else None, Counts(deleted=removed, holes=holes))
+
+
+def decode_deletions(content: Buffer, base: int, count: int) -> BoolArray:
+    """Return for each of `count` seqs from `base` on whether a deletion vector has it."""
+    deleted = np.zeros(count, bool)
+    seqs = deletion_vector.decode(content).seqs() - base
+    deleted[seqs[seqs < count]] = True
+    return deleted
 
 
 def clip_counts(counts: Counts, gaps: Sequence[TopicGap], first: int, stop: int) -> Counts:

@@ -1,28 +1,26 @@
 """Read seqs of a segment by byte ranges of its files, from a server or an object store.
 
-Only the index entries of the seqs are fetched, and those after them up to the next frame; of the data a few
-megabytes at a time. Frames are checked one by one, because the sums of whole chunks need whole chunks.
+It fetches the index entries of the seqs and those up to the next frame, then the data, a few megabytes at a time.
+Frames are verified one by one, because the checksums of chunks need whole chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.engine import Counts
 from tidelog.errors import Corrupt, NotFound
 from tidelog.formats import frame, scan, segment_index
 from tidelog.formats.rows import Rows
-from tidelog.spark.backends.interface import PlannedFile, ReadChunk, ReadRange
+from tidelog.spark.backends.interface import PlannedFile, ReadChunk, ReadRange, to_chunk
 
 CHUNK_BYTES: Final = 4 << 20
-INDEX_BLOCK_ENTRIES: Final = 4096  # index entries that are asked for at once
-FetchRange: TypeAlias = Callable[
-    [str, int, int], bytes
-]  # of "idx" or "data", bytes [lo, hi); NotFound where they are gone
+INDEX_BLOCK_ENTRIES: Final = 4096  # index entries per request
+FetchRange: TypeAlias = Callable[[str, int, int], bytes]  # bytes [lo, hi) of "idx" or "data"; raises NotFound
 
 
 def read_segment_ranges(
@@ -31,7 +29,7 @@ def read_segment_ranges(
     """Yield records with the seq after them. Raises NotFound if the file is gone or belongs to another topic."""
     entries, ends = _index_entries(fetch, read_range, file)
     positions = entries["frame_offset"].astype(np.int64)
-    dead, at = read_range.deleted_mask(), 0
+    deleted, at = read_range.deleted_mask(), 0
     while at < read_range.seq_count:
         low = int(positions[at])
         until = max(int(np.searchsorted(positions, low + CHUNK_BYTES)), at + 1)
@@ -41,16 +39,9 @@ def read_segment_ranges(
         rows = scan.scan_indexed(buf, some, 0, until - at, read_range.first + at, check=verify, origin=low)
         if not _belongs_to_topic(rows, read_range.epoch):
             raise NotFound(f"segment {file.base} of {read_range.topic} is another topic's now")
-        holes = until - at - len(rows)
-        if holes != int((some["flags"] & segment_index.HOLE > 0).sum()):
-            reason = f"seqs {read_range.first + at} and later are not all where their index says"
-            raise Corrupt(f"{label}/data", pos=low, reason=reason)
-        deleted = 0
-        if dead is not None:
-            gone = dead[rows.seq - read_range.first]
-            deleted = int(gone.sum())
-            rows = rows.take(np.flatnonzero(~gone)) if deleted else rows
-        yield ReadChunk(rows if len(rows) else None, Counts(deleted=deleted, holes=holes)), read_range.first + until
+        reason = f"seqs {read_range.first + at} and later are not all where their index says"
+        misplaced = partial(Corrupt, f"{label}/data", pos=low, reason=reason)
+        yield to_chunk(rows, some, deleted, read_range.first, misplaced), read_range.first + until
         at = until
 
 
@@ -72,5 +63,5 @@ def _index_entries(fetch: FetchRange, read_range: ReadRange, file: PlannedFile) 
 
 
 def _belongs_to_topic(rows: Rows, epoch: int) -> bool:
-    """Whether the frames of these rows are of the topic that was planned for."""
+    """Whether the frames of these rows belong to the planned topic."""
     return not len(rows) or bool((frame.read_headers(rows.buf, np.unique(rows.frame_pos))["topic_id"] == epoch).all())

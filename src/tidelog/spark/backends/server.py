@@ -1,8 +1,8 @@
-"""Topics of a server, without a shared disk: its list of segment files, ranges of them, and the tail as Arrow.
+"""Topics of a server, without a shared disk.
 
-driver      GET …/segments                     segment files; of an index only the entries where a cut may fall
-executor    GET …/segments/{base}/data, idx    the bytes of a range, frames checked one by one
-            GET …/records                      the tail, and records that are in no file any more
+driver      GET …/segments                     segment files; of an index only the entries near a split
+executor    GET …/segments/{base}/data, idx    the bytes of a range; frames are verified one by one
+            GET …/records                      the tail, and records whose file is gone, as Arrow
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tidelog.engine import Counts
 from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
-from tidelog.formats import deletion_vector, segment_index
+from tidelog.formats import segment_index
 from tidelog.spark.backends import range_reader
 from tidelog.spark.backends.interface import (
     BoolArray,
@@ -31,6 +31,7 @@ from tidelog.spark.backends.interface import (
     TopicGap,
     TopicSnapshot,
     clip_counts,
+    decode_deletions,
     estimate_bytes,
 )
 from tidelog.spark.backends.range_reader import INDEX_BLOCK_ENTRIES
@@ -59,7 +60,7 @@ class ServerBackend:
         self._server, self._http = server, http or ServerHttpClient(server, key, retry_ms=retry_ms)
 
     def refresh(self) -> None:
-        """Every look asks the server."""
+        """No effect: every call asks the server."""
 
     def close(self) -> None:
         self._http.close()
@@ -101,7 +102,7 @@ class ServerBackend:
         )
 
     def _segment_info(self, path: str, row: dict[str, Any]) -> SegmentInfo:
-        base, stop, size = row["base"], row["stop"], row["files"]["data"]["bytes"]
+        base, stop, size = int(row["base"]), int(row["stop"]), int(row["files"]["data"]["bytes"])
         where = f"{path}/segments/{base}"
 
         @lru_cache(maxsize=64)
@@ -112,21 +113,15 @@ class ServerBackend:
             )
 
         def frame_offset(seq: int) -> int:
-            place = seq - base
-            return (
-                size
-                if seq >= stop
-                else int(index_block(place // INDEX_BLOCK_ENTRIES)["frame_offset"][place % INDEX_BLOCK_ENTRIES])
-            )
+            if seq >= stop:
+                return size
+            number, at = divmod(seq - base, INDEX_BLOCK_ENTRIES)
+            return int(index_block(number)["frame_offset"][at])
 
         def load_deleted() -> BoolArray | None:
             if "del" not in row["files"]:
                 return None
-            vector = deletion_vector.decode(self._http.get_bytes(f"{where}/del"))
-            found = np.zeros(stop - base, bool)
-            which = vector.seqs() - base
-            found[which[which < len(found)]] = True
-            return found
+            return decode_deletions(self._http.get_bytes(f"{where}/del"), base, stop - base)
 
         return SegmentInfo(base, stop, size, row["sealed"], frame_offset, load_deleted)
 
@@ -134,8 +129,8 @@ class ServerBackend:
         return int(self._http.post(f"/v0/topics/{quote_name(topic)}/seek", {"ts": ts_ms})["seq"])
 
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
-        said = self._http.post(f"/v0/topics/{quote_name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
-        return _to_gap(topic, said["tombstone"])
+        page = self._http.post(f"/v0/topics/{quote_name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
+        return None if page["tombstone"] is None else TopicGap.from_wire(topic, page["tombstone"])
 
     def account_missing(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
         retry = self._http.new_backoff()
@@ -151,8 +146,8 @@ class ServerBackend:
                 reason = f"{topic}: {found.num_rows} records where none should be"
                 raise Corrupt(self._server, pos=0, reason=reason)
             if "counts" in about:
-                lost = _stream_gaps(topic, about)
-                return clip_counts(Counts(**about["counts"]), lost, first, stop), lost
+                gaps = _stream_gaps(topic, about)
+                return clip_counts(Counts(**about["counts"]), gaps, first, stop), gaps
         raise AssertionError("a stream ends with its counts or raises")
 
     def last_seq_before_drop(self, topic: str, epoch: int) -> int | None:
@@ -170,7 +165,7 @@ class ServerBackend:
             query["cursor"] = page["next_cursor"]
 
     def read_tail_inline(self, topic: str, first: int, stop: int) -> InlineRecords | None:  # noqa: ARG002
-        return None  # executors ask the server as well as a driver can
+        return None  # executors request the tail from the server
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +188,7 @@ class ServerBackend:
             yield from self._read_records(read_range, at, columns)
 
     def _read_records(self, read_range: ReadRange, first: int, columns: ColumnSet) -> Iterator[ReadChunk]:
-        """Seqs from `first` to the end of the range as records, with what was lost or deleted since."""
+        """Read the range from `first` on as records, with the gaps and deletions since the plan."""
         at = first
         while at < read_range.stop:
             asked = _ResumableRead(read_range, at)
@@ -210,8 +205,7 @@ class ServerBackend:
             at = asked.next_seq
 
     def _request_rest(self, resumable: _ResumableRead, columns: ColumnSet) -> Iterator[ReadChunk]:
-        """Send one request for the rest of a range. Rows that an earlier, aborted request has returned are
-        skipped."""
+        """Send one request for the rest of a range and skip rows that an earlier, aborted request has returned."""
         read_range, start = resumable.read_range, resumable.start
         hidden = 0
         try:
@@ -222,33 +216,32 @@ class ServerBackend:
                 if batch is not None:
                     seqs = batch.column("seq").to_numpy()
                     known = int(np.searchsorted(seqs, resumable.last_seen_seq, "right"))
-                    kept, dead = batch.slice(known), resumable.deleted
-                    if dead is not None:
-                        alive = ~dead[seqs - read_range.first]
+                    kept, deleted = batch.slice(known), resumable.deleted
+                    if deleted is not None:
+                        alive = ~deleted[seqs - read_range.first]
                         kept = kept.filter(pa.array(alive[known:]))
                         hidden += int((~alive).sum())
-                    resumable.last_seen_seq = (
-                        max(resumable.last_seen_seq, int(seqs[-1])) if len(seqs) else resumable.last_seen_seq
-                    )
+                    if len(seqs):
+                        resumable.last_seen_seq = max(resumable.last_seen_seq, int(seqs[-1]))
                     resumable.rows_returned += kept.num_rows
                     yield ReadChunk(kept if kept.num_rows else None, Counts())
                 if "counts" not in about:
                     continue
-                lost, counts = _stream_gaps(read_range.topic, about), Counts(**about["counts"])
+                gaps, counts = _stream_gaps(read_range.topic, about), Counts(**about["counts"])
                 if about["head_seq"] < read_range.stop - 1:
                     raise Unavailable(
                         f"{read_range.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
                         f"up to {read_range.stop - 1}; nothing was written, run it again"
                     )
                 next_seq = int(about["next_from_seq"]) + 1
-                # Rows of a request that broke off which this one does not have: they were removed in between, and
-                # are among its counts, but they were handed over.
+                # Rows that an aborted request returned and that were removed since: they are also in the counts of
+                # this request.
                 twice = resumable.rows_returned - (counts.rows - hidden)
                 if not counts.rows and not resumable.rows_returned and next_seq >= read_range.stop:
-                    clipped = tuple(_clip_gap(each, min(each.last, read_range.stop - 1)) for each in lost)
-                    yield ReadChunk(None, clip_counts(counts, lost, start, read_range.stop), clipped)
+                    clipped = tuple(gap.clip(read_range.stop) for gap in gaps)
+                    yield ReadChunk(None, clip_counts(counts, gaps, start, read_range.stop), clipped)
                 else:
-                    yield ReadChunk(None, _subtract_rows(counts._replace(rows=0), twice) + Counts(deleted=hidden), lost)
+                    yield ReadChunk(None, _subtract_rows(counts._replace(rows=0), twice) + Counts(deleted=hidden), gaps)
                 resumable.next_seq = next_seq
         except TopicNotFound:
             yield resumable.topic_gone("dropped")
@@ -256,19 +249,20 @@ class ServerBackend:
     def _stream_records(
         self, topic: str, first: int, stop: int, wanted_columns: ColumnSet
     ) -> Iterator[tuple[pa.RecordBatch | None, dict[str, Any]]]:
-        """Batches of records, and the stream's metadata: before the first batch, and after the last with its counts."""
+        """Yield batches of records, and metadata of the stream: before the first batch, and with counts after the
+        last."""
         shown = {
             f"include_{word}": str(not wanted_columns.isdisjoint(columns)).lower() for word, columns in _INCLUDE_PARAMS
         }
         query = {"from_seq": first - 1, "to_seq": stop - 1, "format": "arrow", **shown}
-        with self._http.stream(f"/v0/topics/{quote_name(topic)}/records", query=query) as answer:
+        with self._http.stream(f"/v0/topics/{quote_name(topic)}/records", query=query) as response:
             try:
-                with pa.ipc.open_stream(answer) as reader:
+                with pa.ipc.open_stream(response) as reader:
                     yield None, _parse_metadata(reader.schema.metadata)
                     while True:
                         batch, about = reader.read_next_batch_with_custom_metadata()
                         if about is not None:
-                            answer.read()
+                            response.read()
                             yield None, _parse_metadata(about)
                             return
                         yield batch, {}
@@ -284,45 +278,34 @@ def _parse_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     return {key: value.decode() if key == "topic" else _decode(value) for key, value in found.items()}
 
 
-def _to_gap(topic: str, gap: dict[str, Any] | None) -> TopicGap | None:
-    if gap is None:
-        return None
-    return TopicGap(topic, gap["gap_from"], gap["gap_to"], gap["reason"], gap["earliest_seq"], gap["head_seq"])
-
-
 def _stream_gaps(topic: str, metadata: dict[str, Any]) -> tuple[TopicGap, ...]:
-    """All that the end of a stream says was lost."""
-    gaps = (
-        metadata["gaps"] if "gaps" in metadata else [metadata["gap"]]
-    )  # a server of an earlier version says the first alone
-    return tuple(lost for gap in gaps if (lost := _to_gap(topic, gap)) is not None)
-
-
-def _clip_gap(gap: TopicGap, last: int) -> TopicGap:
-    return TopicGap(gap.topic, gap.first, last, gap.cause, gap.earliest_seq, gap.head_seq)
+    """Return the gaps in the metadata at the end of a stream."""
+    # A server of an earlier version sends only the first gap.
+    gaps = metadata["gaps"] if "gaps" in metadata else [metadata["gap"]]
+    return tuple(TopicGap.from_wire(topic, gap) for gap in gaps if gap is not None)
 
 
 class _ResumableRead:
-    """The seqs of a range that are being read, across requests that were aborted."""
+    """The state of reading a range across aborted requests."""
 
     def __init__(self, read_range: ReadRange, start: int) -> None:
         self.read_range, self.start, self.deleted = read_range, start, read_range.deleted_mask()
-        self.last_seen_seq = start - 1  # the last seq that was looked at
-        self.rows_returned = 0  # that were handed over
-        self.next_seq: int | None = None  # where the next one begins, once this is answered in full
+        self.last_seen_seq = start - 1
+        self.rows_returned = 0
+        self.next_seq: int | None = None  # set by a complete response
 
     def topic_gone(self, cause: str) -> ReadChunk:
-        """The rest is gone with its topic."""
+        """Return the gap of the rest of the range, after its topic was dropped."""
         self.next_seq = self.read_range.stop
-        lost = TopicGap(self.read_range.topic, self.last_seen_seq + 1, self.read_range.stop - 1, cause, 1, 0)
+        gap = TopicGap(self.read_range.topic, self.last_seen_seq + 1, self.read_range.stop - 1, cause, 1, 0)
         gone = self.read_range.stop - self.start - self.rows_returned
-        return ReadChunk(None, Counts(evicted=gone), (lost,) if self.last_seen_seq + 1 < self.read_range.stop else ())
+        return ReadChunk(None, Counts(evicted=gone), (gap,) if self.last_seen_seq + 1 < self.read_range.stop else ())
 
 
 def _subtract_rows(counts: Counts, rows: int) -> Counts:
-    """Counts less so many seqs that were handed over as rows before they were removed."""
-    found = counts._asdict()
+    """Subtract seqs that were returned as rows before they were removed."""
+    numbers = counts._asdict()
     for cause in ("deleted", "evicted", "expired", "holes"):
-        taken = min(found[cause], rows)
-        found[cause], rows = found[cause] - taken, rows - taken
-    return Counts(**found)
+        taken = min(numbers[cause], rows)
+        numbers[cause], rows = numbers[cause] - taken, rows - taken
+    return Counts(**numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tidelog
-from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.topic import topic_operations
 from tidelog.testing import ManualClock, SimDisk
 
 
@@ -26,7 +26,7 @@ def test_jobs_are_forwarded_before_an_ack_deletes_them() -> None:
         log.router("r", "jobs", "copies")
         jobs.put(["a", "b", "c"])
         held = jobs.claim("n", 2)
-        assert operations_of(jobs).has_routers
+        assert topic_operations(jobs.topic).has_routers
         assert jobs.ack("n", held).count == 2
         assert [record.data for record in copies.read().records] == ["a", "b", "c"]
         assert log.topic("jobs").count == 1

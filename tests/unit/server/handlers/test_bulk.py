@@ -27,8 +27,10 @@ from tests.unit.server.bulk_fixtures import (
     send,
 )
 from tests.unit.server.fakes import FakeSink, RunningStream, ServerHarness, captured_log, parse_log, run_scenario
+from tests.zero_records import zero_records
 
 from tidelog.engine import Topic
+from tidelog.engine.topic import TopicOperations
 from tidelog.errors import DiskFull, Error, InDoubt
 from tidelog.http.interface import BodyError, ClientDisconnected, Stream
 from tidelog.server.handlers import bulk_read
@@ -826,9 +828,9 @@ def test_a_body_that_breaks_while_a_batch_is_in_doubt_says_so(monkeypatch: pytes
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
-        stage, calls = Topic.submit, iter(range(1, 100))
+        stage, calls = TopicOperations.submit, iter(range(1, 100))
 
-        def failing(self: Topic, batch: Any, key: str | None = None) -> Any:
+        def failing(self: TopicOperations, batch: Any, key: str | None = None) -> Any:
             token = stage(self, batch, key)
             return Lost(token, InDoubt("planted")) if next(calls) == 2 else token
 
@@ -836,7 +838,7 @@ def test_a_body_that_breaks_while_a_batch_is_in_doubt_says_so(monkeypatch: pytes
             yield lines(*({"data": number} for number in range(8)))
             raise BodyError(400, "this is no body")
 
-        monkeypatch.setattr(Topic, "submit", failing)
+        monkeypatch.setattr(TopicOperations, "submit", failing)
         status, said = await post(world, "/v0/topics/a", broken())
         detail = said["error"]["detail"]
         assert (status, detail["written"]["ranges"], detail["in_doubt"]) == (400, [[1, 4]], True)
@@ -916,14 +918,14 @@ def test_error_reports_batches_written_after_the_failed_one() -> None:
 
     async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a")
-        stage, calls = Topic.submit, iter(range(1, 100))
+        stage, calls = TopicOperations.submit, iter(range(1, 100))
 
-        def failing(self: Topic, batch: Any, key: str | None = None) -> Any:
+        def failing(self: TopicOperations, batch: Any, key: str | None = None) -> Any:
             token = stage(self, batch, key)
             return Lost(token) if next(calls) == 2 else token
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Topic, "submit", failing)
+            patch.setattr(TopicOperations, "submit", failing)
             with captured_log() as text:
                 status, said = await post(world, "/v0/topics/a", [lines(*({"data": n} for n in range(24)))])
         error = said["error"]
@@ -1056,7 +1058,7 @@ def test_json_in_arrow_is_kept_without_blanks() -> None:
 
 def bomb() -> bytes:
     """A kilobyte that claims to be 80 MB of zeros."""
-    return arrow(pa.table({"data": [b"\0" * 1_000_000] * 80}), compression="zstd")
+    return arrow(pa.table({"data": zero_records(80, 1_000_000)}), compression="zstd")
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_both_ways_answer_alike(durability: str) -> None:
         assert list(again) == list(acked)
         assert again == {**acked, "in_flight": 1}
         assert world.service.auth.inflight_limit.count == 0
-        assert world.service.metrics._counters("q").claimed == 5
-        assert world.service.metrics._counters("q").acked == 4
+        assert world.service.metrics.counters("q").claimed == 5
+        assert world.service.metrics.counters("q").acked == 4
 
     run_scenario(scenario)
 

@@ -10,6 +10,7 @@ from tests.unit.server.fakes import ServerHarness, run_scenario
 from tests.unit.server.handlers.test_fast_writes import Slip
 
 from tidelog.engine import Topic
+from tidelog.engine.topic import TopicOperations
 from tidelog.errors import Corrupt
 from tidelog.http.interface import BatchHandler, Request, SingleHandler
 from tidelog.server.auth import ANONYMOUS, ConcurrencyLimit
@@ -135,7 +136,7 @@ def test_missing_topic_and_unreadable_records_take_the_normal_path(
             raise error
 
         for way in ("read_json", "read_cached_json"):
-            monkeypatch.setattr(Topic, way, broken)
+            monkeypatch.setattr(TopicOperations, way, broken)
         assert taken(world) is None
         assert world.service.auth.inflight_limit.count == 0
         status, answer = await world.ask("POST", PATH, {})

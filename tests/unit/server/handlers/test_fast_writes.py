@@ -15,12 +15,13 @@ from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_
 
 from tidelog import _native
 from tidelog.engine import Appended
+from tidelog.engine.topic import TopicOperations
 from tidelog.errors import Busy, DiskFull
 from tidelog.http.interface import BatchHandler, Request, RequestIds, Response
 from tidelog.server import write_pipeline
 from tidelog.server.auth import WRITE, ConcurrencyLimit, Principal
 from tidelog.server.handlers.fast_handlers import FastWrites
-from tidelog.server.handlers.write import encode_write_response, encode_write_responses
+from tidelog.server.handlers.write import encode_write_response, encode_write_responses, slice_appended
 
 BODY = b'{"records":[{"data":1},{"data":"two"}]}'
 
@@ -211,7 +212,7 @@ def test_heads_that_are_not_for_it() -> None:
 
 def test_failed_batch_fails_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
-        topic = world.topic("t")
+        world.topic("t")
         way = express(world)
         assert way is not None
         slips, left = send(way, [BODY, BODY])
@@ -219,7 +220,7 @@ def test_failed_batch_fails_every_request(monkeypatch: pytest.MonkeyPatch) -> No
         def refuse(*_: object) -> None:
             raise Busy("planted; nothing was written, retry")
 
-        monkeypatch.setattr(type(topic), "submit", refuse)
+        monkeypatch.setattr(TopicOperations, "submit", refuse)
         with captured_log() as text:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -233,7 +234,7 @@ def test_failed_batch_fails_every_request(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_batch_that_fails_is_logged_once_with_the_first_id_of_those_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ServerHarness) -> None:
-        topic = world.topic("t")
+        world.topic("t")
         way = express(world)
         assert way is not None
         slips = [slip for count in (2, 3) for slip in send(way, [BODY] * count)[0]]
@@ -241,7 +242,7 @@ def test_a_batch_that_fails_is_logged_once_with_the_first_id_of_those_in_it(monk
         def fail(*_: object) -> None:
             raise DiskFull("planted")
 
-        monkeypatch.setattr(type(topic), "submit", fail)
+        monkeypatch.setattr(TopicOperations, "submit", fail)
         with captured_log() as text:
             while not slips[-1].said:
                 await asyncio.sleep(0)
@@ -298,7 +299,7 @@ def test_responses_of_a_batch_equal_single_responses(
     with implementation(compiled=compiled):
         said = encode_write_responses('a"topic', "disk", done, offset, counts, took_us)
     for text, (count, us) in zip(said, writes, strict=True):
-        assert text == encode_write_response('a"topic', "disk", done.slice(offset, count), us / 1000)
+        assert text == encode_write_response('a"topic', "disk", slice_appended(done, offset, count), us / 1000)
         offset += count
 
 

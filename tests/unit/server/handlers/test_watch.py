@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.server.fakes import FakeExchange, FakeSink, RunningStream, ServerHarness, let_idle, run_scenario
 
+from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Response, Stream
 from tidelog.server.push.watch_sessions import TTL_MS
 
@@ -74,7 +75,7 @@ def test_looking_at_a_topic_whose_records_have_just_expired_waits_off_the_loop()
         topic = world.topic("a", ttl_ms=1000)
         topic.append([1, 2])
         world.clock.tick(1001)
-        assert not topic.is_floor_durable
+        assert not topic_operations(topic).is_floor_durable
         _, body = await world.ask("POST", "/v0/watch", {"topics": {"a": {}}})
         assert body["topics"]["a"] == {"from_seq": 0, "head_seq": 2, "earliest_seq": 3}
 
@@ -510,7 +511,7 @@ async def _cancelled_reading(world: ServerHarness, wid: str) -> None:
     topic = world.topic("a")
     topic.seal()
     world.engine.checkpoint()
-    assert not topic.can_read_without_blocking(0)
+    assert not topic_operations(topic).can_read_without_blocking(0)
     tap = FakeSink()
     async with await world.stream(wid, tap):
         await asyncio.sleep(0)

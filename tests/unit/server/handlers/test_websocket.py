@@ -19,6 +19,7 @@ from tests.unit.server.fakes import (
 )
 
 from tidelog.engine import FieldSelection, Topic
+from tidelog.engine.topic import TopicOperations, topic_operations
 from tidelog.errors import Corrupt, InDoubt, Latched
 from tidelog.http.interface import Response, Upgrade
 from tidelog.server.handlers import websocket
@@ -474,7 +475,7 @@ def cold(world: ServerHarness, name: str) -> Topic:
     topic.append([1, 2, 3])
     topic.seal()
     world.engine.checkpoint()
-    assert not topic.can_read_without_blocking(0)
+    assert not topic_operations(topic).can_read_without_blocking(0)
     return topic
 
 
@@ -775,7 +776,7 @@ def test_a_commit_that_fails_is_an_error_of_its_command(monkeypatch: pytest.Monk
         line = FakeWebSocket()
         async with await world.connect(line):
             with monkeypatch.context() as patch:
-                patch.setattr(Topic, "submit", lambda *_: Failing())
+                patch.setattr(TopicOperations, "submit", lambda *_: Failing())
                 said = await exchange(line, {"op": "publish", "topic": "a", "records": records(1), "request_id": 3})
             assert [(it["op"], it["request_id"], it["code"]) for it in said] == [("error", 3, "internal")]
             said = await exchange(line, {"op": "publish", "topic": "a", "records": records(1)})
@@ -789,7 +790,7 @@ def test_write_after_an_expiry_waits_in_a_thread() -> None:
         topic = world.topic("a", ttl_ms=1000)
         topic.append([1])
         world.clock.tick(1001)
-        assert topic.needs_expiry
+        assert topic_operations(topic).needs_expiry
         line = FakeWebSocket()
         async with await world.connect(line):
             said = await exchange(line, {"op": "publish", "topic": "a", "records": records(2)})
@@ -923,7 +924,7 @@ def test_a_command_that_fails_is_in_the_log_by_its_id_and_what_it_was_about(monk
         raise InDoubt("planted")
 
     monkeypatch.setattr(ChannelSession, "execute", obey)
-    monkeypatch.setattr(Topic, "submit", fail)
+    monkeypatch.setattr(TopicOperations, "submit", fail)
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.server.fakes import ServerHarness, let_idle, run_scenario
 
 from tidelog.engine import FieldSelection, Topic
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Corrupt, TopicNotFound
 from tidelog.server.push import page_cache
 from tidelog.server.push.page_cache import EncodedPage, PageCache, ReadOptions
@@ -110,7 +111,7 @@ def test_expired_records_are_not_returned_and_their_gap_is() -> None:
         topic.append([2])
         assert records(await body(world, topic)) == [1, 2]
         world.clock.tick(500)
-        assert not topic.is_floor_durable, "the loss has to be made durable first, off the loop"
+        assert not topic_operations(topic).is_floor_durable, "the loss has to be made durable first, off the loop"
         page = await world.service.push.page_cache.get(topic, 0, VIEW, world.service.run_blocking)
         assert records(page.body) == [2]
         assert page.gap is not None
@@ -174,7 +175,7 @@ def cold(world: ServerHarness, count: int = 3) -> Topic:
     topic.append(list(range(1, count + 1)))
     topic.seal()
     world.engine.checkpoint()
-    assert not topic.can_read_without_blocking(0)
+    assert not topic_operations(topic).can_read_without_blocking(0)
     return topic
 
 

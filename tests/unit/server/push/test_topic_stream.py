@@ -14,6 +14,7 @@ import pytest
 from tests.unit.server.fakes import TIMEOUT_S, Event, FakeSink, ServerHarness, let_idle, run_scenario
 
 from tidelog.engine import JsonPage, Topic
+from tidelog.engine.topic import topic_operations
 from tidelog.errors import Corrupt
 from tidelog.http.interface import ClientDisconnected
 from tidelog.server.auth import ANONYMOUS
@@ -395,7 +396,7 @@ def test_topic_deleted_is_sent_for_a_delete_during_a_disk_read(monkeypatch: pyte
         topic.append([1, 2])
         topic.seal()
         world.engine.checkpoint()
-        assert not topic.can_read_without_blocking(0)
+        assert not topic_operations(topic).can_read_without_blocking(0)
         tap = FakeSink()
         async with await world.stream(await world.watch({"a": {}}), tap) as stream:
             await stream.ended()
@@ -885,8 +886,8 @@ def test_records_on_disk_are_read_off_the_loop() -> None:
         topic.seal()
         world.engine.checkpoint()
         topic.append([4])
-        assert not topic.can_read_without_blocking(0)
-        assert topic.can_read_without_blocking(3)
+        assert not topic_operations(topic).can_read_without_blocking(0)
+        assert topic_operations(topic).can_read_without_blocking(3)
         tap = FakeSink()
         async with await world.stream(await world.watch({"a": {}}), tap):
             await tap.until(2)
