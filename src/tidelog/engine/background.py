@@ -154,6 +154,8 @@ class CheckpointScheduler:
         )
 
     def _checkpoint(self, *, final: bool) -> None:
+        # Counted before the checkpoint takes its positions: frames that are written meanwhile need another one.
+        frames_before = self._wal_frames()
         try:
             failed = self._run(final=final)
             self.lagging = tuple(sorted(topic.name for topic in failed))
@@ -168,7 +170,8 @@ class CheckpointScheduler:
             if isinstance(error, OSError):
                 raise startup.checkpoint_error(self._context.root, error) from error
             raise
-        self._covered_frames, self._covered_bytes = self._wal_frames(), self._last_attempt_bytes
+        own_marks = len(self._context.shards)
+        self._covered_frames, self._covered_bytes = frames_before + own_marks, self._last_attempt_bytes
         self.last_complete_ms = self._context.clock.monotonic_ms()
         self._context.health.succeeded(CHECKPOINT_TASK)
 

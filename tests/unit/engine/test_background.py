@@ -66,6 +66,51 @@ def test_pause_depends_on_the_step_and_on_concurrent_writes(monkeypatch: pytest.
     assert {step[2] for step in asked[1:]} == {second - first}, "what the first one covers counts no more"
 
 
+def test_frames_written_during_a_checkpoint_make_the_next_one_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: a write during the first pause, and none after it."""
+    world = EngineHarness(segment_events_max=2, checkpoint_bytes=1, checkpoint_ms=1000)
+    topic = world.log.topic("a")
+    pauses: list[int] = []
+
+    def pause_us(*_: int) -> int:
+        pauses.append(world.clock.monotonic_ms())
+        if len(pauses) == 1:
+            topic.append([b"written during the checkpoint"] * 4)
+        return 0
+
+    monkeypatch.setattr(background, "pause_us", pause_us)
+    topic.append([b"x"] * 4)
+    world.log.tick()
+    first = len(pauses)
+    assert first
+    world.clock.tick(1000)
+    world.log.tick()
+    assert len(pauses) > first
+    second = len(pauses)
+    world.clock.tick(1000)
+    world.log.tick()
+    assert len(pauses) == second, "every frame is covered"
+
+
+def test_close_covers_frames_written_during_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, topic = SimDisk(), "a"
+    with tidelog.open("data", disk=disk, clock=ManualClock(), wal_shards=1, segment_events_max=2, threads=False) as log:
+        pending = [b"written during the checkpoint"]
+
+        def pause_us(*_: int) -> int:
+            while pending:
+                log.topic(topic).append([pending.pop()])
+            return 0
+
+        monkeypatch.setattr(background, "pause_us", pause_us)
+        log.topic(topic).append([b"x"] * 4)
+        log.checkpoint()
+        assert not pending
+    with tidelog.open("data", disk=disk, clock=ManualClock(), wal_shards=1, segment_events_max=2, threads=False) as log:
+        assert log.report.frames == 0
+        assert log.topic(topic).head_seq == 5
+
+
 def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:
     hurry, rested = UrgentFlag(), list[str]()
     with hurry:
