@@ -12,7 +12,7 @@ from tests.contract_http.client import JSON
 from tests.contract_http.server import Server
 from tidelog import api_types
 from tidelog.client import Client
-from tidelog.client.queue import RemoteQueue
+from tidelog.client.database import RemoteQueue
 from tidelog.server.handlers import write as writing
 
 MIB = 1 << 20

@@ -1,8 +1,8 @@
 """Blocking client of a Tidelog server, without dependencies of its own.
 
-`http` has the HTTP client with retries, streams and error mapping: read it first. `database` has the topics, queues and
-channels of a server; `topic`, `queue` and `channel` have the methods and results of their embedded counterparts. The
-CLI, Spark sources and sinks and pipelines use the same client.
+`http` has the HTTP client with retries, streams and error mapping: read it first. `database` has the topics and queues
+of a server and `channel` its channels, with the methods and results of their embedded counterparts. The CLI, Spark
+sources and sinks and pipelines use the same client.
 
 A request that may have been executed and whose response was lost raises `InDoubt`; safe requests are retried.
 """
@@ -10,9 +10,7 @@ A request that may have been executed and whose response was lost raises `InDoub
 from __future__ import annotations
 
 from tidelog.client.channel import KEY_USER, RemoteChannel
-from tidelog.client.database import RemoteDatabase
+from tidelog.client.database import RemoteDatabase, RemoteQueue, RemoteTopic
 from tidelog.client.http import Client
-from tidelog.client.queue import RemoteQueue
-from tidelog.client.topic import RemoteTopic
 
 __all__ = ["KEY_USER", "Client", "RemoteChannel", "RemoteDatabase", "RemoteQueue", "RemoteTopic"]
