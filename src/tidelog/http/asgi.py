@@ -18,11 +18,10 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from tidelog.http import h1_encoder
+from tidelog.http.connection import ServerState
 from tidelog.http.exchange import HttpExchange
 from tidelog.http.interface import AnyResponse, Application, ClientDisconnected, Request, Response, Stream, Upgrade
-from tidelog.http.limits import Limits
-from tidelog.http.server_state import ServerState
-from tidelog.http.waiters import WaiterList
+from tidelog.http.limits import Limits, WaiterList
 from tidelog.http.websocket import WebSocketInbox, run_handler
 
 

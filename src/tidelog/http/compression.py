@@ -26,7 +26,7 @@ from tidelog.http.interface import (
     Stream,
     Upgrade,
 )
-from tidelog.http.memory_budget import BodyReservation, RequestBodyBudget
+from tidelog.http.limits import BodyReservation, RequestBodyBudget
 
 GZIP: Final = b"gzip"
 ZSTD: Final = b"zstd"

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from tidelog.http.connection import ServerState
 from tidelog.http.interface import (
     AnyResponse,
     Application,
@@ -34,9 +35,7 @@ from tidelog.http.interface import (
     Stream,
     Upgrade,
 )
-from tidelog.http.memory_budget import BodyReservation
-from tidelog.http.server_state import ServerState
-from tidelog.http.waiters import WaiterList
+from tidelog.http.limits import BodyReservation, WaiterList
 
 _JOIN_BELOW_BYTES: Final = 4 << 10
 _JOINED_CHUNK_BYTES: Final = 64 << 10

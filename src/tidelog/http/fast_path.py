@@ -35,8 +35,8 @@ else:
     IS_AVAILABLE = native.COMPILED  # false if compiled code is switched off
 
 if TYPE_CHECKING:
+    from tidelog.http.connection import ServerState
     from tidelog.http.h1 import Http1Connection
-    from tidelog.http.server_state import ServerState
 
 _BATCH_BYTES_MAX: Final = 1 << 20  # a larger batch does not wait for the end of the turn
 _BATCH_REQUESTS_MAX: Final = 1024

@@ -16,7 +16,7 @@ from httptools import (
 )
 
 from tidelog.http import fast_path, h1_encoder, websocket
-from tidelog.http.connection import Connection
+from tidelog.http.connection import Connection, ServerState
 from tidelog.http.exchange import HttpExchange, RequestError
 from tidelog.http.fast_path import CachedHead, FastRequest
 from tidelog.http.interface import (
@@ -30,7 +30,6 @@ from tidelog.http.interface import (
     Upgrade,
 )
 from tidelog.http.limits import REQUEST_UNITS, RESERVED_UNITS, Limits
-from tidelog.http.server_state import ServerState
 
 
 class Http1Request:

@@ -29,13 +29,10 @@ from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
 from tidelog.http import h1_encoder
-from tidelog.http.connection import FLOOD_BYTES_MAX, Connection
+from tidelog.http.connection import FLOOD_BYTES_MAX, Connection, ServerState
 from tidelog.http.exchange import HttpExchange, RequestError
 from tidelog.http.interface import ClientDisconnected, Headers, Request, Response, Stream, Upgrade
-from tidelog.http.limits import REQUEST_UNITS, RateAllowance
-from tidelog.http.memory_budget import UnsentAccount
-from tidelog.http.server_state import ServerState
-from tidelog.http.waiters import WaiterList
+from tidelog.http.limits import REQUEST_UNITS, RateAllowance, UnsentAccount, WaiterList
 
 # Headers of HTTP/1.1 connections: a client treats an HTTP/2 message that has one as malformed.
 _HOP_BY_HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))

@@ -10,12 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from tidelog.http.connection import Connection
+from tidelog.http.connection import Connection, ServerState
 from tidelog.http.h1 import Http1Connection
 from tidelog.http.h2 import Http2Connection
 from tidelog.http.interface import Application
 from tidelog.http.limits import LimitCounters, Limits
-from tidelog.http.server_state import ServerState
 
 H2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BACKLOG: Final = 2048

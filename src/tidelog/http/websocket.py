@@ -23,13 +23,10 @@ from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
 from tidelog.http import h1_encoder
-from tidelog.http.connection import FLOOD_BYTES_MAX, Connection
+from tidelog.http.connection import FLOOD_BYTES_MAX, Connection, ServerState
 from tidelog.http.exchange import RequestError
 from tidelog.http.interface import Application, ClientDisconnected, Exchange, Request, Response, Socket, Upgrade
-from tidelog.http.limits import REQUEST_UNITS, RateAllowance
-from tidelog.http.memory_budget import BodyReservation
-from tidelog.http.server_state import ServerState
-from tidelog.http.waiters import WaiterList
+from tidelog.http.limits import REQUEST_UNITS, BodyReservation, RateAllowance, WaiterList
 
 _WEBSOCKET_VERSION: Final = b"13"
 _HANDSHAKE_KEY_BYTES: Final = 16

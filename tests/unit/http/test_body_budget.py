@@ -14,7 +14,7 @@ from tests.unit.http.h2_client import H2Client
 from tests.unit.http.harness import ListenerHarness
 from tests.unit.http.test_websocket import frame, shake
 
-from tidelog.http.memory_budget import BodyReservation, RequestBodyBudget
+from tidelog.http.limits import BodyReservation, RequestBodyBudget
 
 KIB = 1 << 10
 BOUND = 1 << 20

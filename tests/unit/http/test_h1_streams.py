@@ -75,7 +75,7 @@ def test_accepted_stream_is_started_despite_a_disconnect(listener: ListenerHarne
     def answer_and_lose() -> None:
         listener.app.on_events(request, exchange)
         (accepted,) = listener.listener._server_state.connections
-        accepted.connection_lost(None)  # type: ignore[attr-defined]
+        accepted.connection_lost(None)
 
     listener.call(answer_and_lose)
     assert [listener.app.seen.wait(), listener.app.seen.wait()] == ["streaming", "stream ended"]

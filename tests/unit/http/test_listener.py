@@ -50,7 +50,7 @@ def test_small_writes_are_not_held_back(listener: ListenerHarness, connection: R
     """Contract 1.1: TCP_NODELAY."""
     assert connection.get("/hello").status == 200
     (accepted,) = listener.listener._server_state.connections
-    sock = accepted.transport.get_extra_info("socket")  # type: ignore[attr-defined]
+    sock = accepted.transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

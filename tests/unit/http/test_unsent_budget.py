@@ -17,8 +17,7 @@ from tests.unit.http.h2_client import H2Client
 from tests.unit.http.harness import App, ListenerHarness
 
 from tidelog.http.interface import Exchange, Request, Sink, Stream
-from tidelog.http.limits import Limits
-from tidelog.http.memory_budget import GRACE_S, UnsentAccount, UnsentBudget
+from tidelog.http.limits import GRACE_S, Limits, UnsentAccount, UnsentBudget
 
 
 class Careful(App):

@@ -19,8 +19,8 @@ from tests.unit.server.bulk_fixtures import ARROW, NDJSON, TIMEOUT_S, Client, li
 from tests.unit.server.fakes import ServerHarness
 
 from tidelog.decompression import DECODE_STEP_BYTES
+from tidelog.http.connection import ServerState
 from tidelog.http.limits import Limits
-from tidelog.http.server_state import ServerState
 from tidelog.server.handlers.bulk_write import ArrowBatchReader, NdjsonBatchReader
 
 PIECE_BYTES = 256 << 10  # of a body that is not compressed: what the transport reads ahead
