@@ -17,7 +17,7 @@ from functools import partial
 
 from benchmarks.common import Result, alternate, result
 
-from tidelog.server.scheduling.fair_queue import FairQueue
+from tidelog.server.push.scheduling import FairQueue
 
 _PRIORITIES = (-100, 0, 100, 300, 500, 600, 800)
 _MOST_US = {1: 5.0, 100: 8.0, 10_000: 12.0}

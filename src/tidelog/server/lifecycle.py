@@ -3,8 +3,13 @@
     bind ──► port file ──► recover (probes answer, the rest is 503) ──► serve ──► SIGTERM
     stop accepting ──► streams get their last frame ──► requests in flight end ──► checkpoint ──► exit
 
-`recover`, `end_streams` and `close_service` serve any listener, also ASGI: between the last two the listener lets its
-requests end, and their writes are in the last checkpoint. `run_server` is the server process. Keys are never logged:
+`recover`, `end_streams` and `close_service` serve any listener: between the last two the listener lets its requests
+end, and their writes are in the last checkpoint. `run_server` is the server process. `AsgiApp` is the application for
+another ASGI server, alone or mounted under a path of another application:
+
+    lifespan startup, or `async with` ──► recover ──► requests ──► lifespan shutdown, or its end ──► checkpoint
+
+Its requests before the start and after the stop get 503, also where the lifespan is never run. Keys are never logged:
 handlers do not log headers.
 """
 
@@ -18,23 +23,28 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 import msgspec
 
 from tidelog.channels import ChannelLimits
-from tidelog.clock import Clock
+from tidelog.clock import Clock, SystemClock
 from tidelog.database import open as open_database
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
+from tidelog.disk.posix import PosixDisk
 from tidelog.engine import EngineConfig
 from tidelog.engine.results import STARTUP_PASSES
 from tidelog.engine.startup import check_not_locked
 from tidelog.errors import Error
+from tidelog.http.asgi import AsgiAdapter, Receive, Scope, Send
+from tidelog.http.interface import BodyPolicy, Exchange, Request, Response
 from tidelog.http.limits import Limits
 from tidelog.http.listener import Listener, listen
 from tidelog.server.app import App
 from tidelog.server.config import RELOADABLE_SETTINGS, LogFormat, LogLevel, ServerConfig, check_config
+from tidelog.server.errors import ApiError, api_error_for_status
 from tidelog.server.service import Service
 from tidelog.version import __version__
 
@@ -302,3 +312,74 @@ async def shutdown(started: RunningServer) -> None:
     await listener.drain(service.config.drain_ms / 1000)
     await listener.close()
     await close_service(service)
+
+
+def asgi(config: ServerConfig, *, clock: Clock | None = None, disk: Disk | None = None) -> AsgiApp:
+    """Create an ASGI application over the topics of a directory. Nothing is opened before it starts."""
+    return AsgiApp(config, clock or SystemClock(), disk or PosixDisk())
+
+
+class AsgiApp:
+    """Started and stopped by its server's lifespan, or by `async with` where a framework does not forward that."""
+
+    def __init__(self, config: ServerConfig, clock: Clock, disk: Disk) -> None:
+        self._config, self._clock, self._disk = config, clock, disk
+        self._not_started = AsgiAdapter(_NotStartedApp(), startup=self._start, shutdown=self._stop)
+        self._asgi = self._not_started
+        self._service: Service | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._not_started if scope["type"] == "lifespan" else self._asgi)(scope, receive, send)
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        assert self._service is None, "started twice"
+        loop = asyncio.get_running_loop()
+        service = Service(self._config, self._clock, loop)
+        ready = loop.create_task(recover(service, self._disk, _log.info))
+        try:
+            await asyncio.shield(ready)
+        except BaseException:
+            with suppress(Exception):
+                await ready  # recovery is not abandoned: its engine would stay open
+            await close_service(service)
+            raise
+        self._service, self._asgi = service, AsgiAdapter(App(service))
+
+    async def _stop(self) -> None:
+        """Close the directory. The server has ended or abandoned its requests before."""
+        service = self._service
+        if service is not None:
+            self._service, self._asgi = None, self._not_started
+            await end_streams(service)
+            await close_service(service)
+
+
+class _NotStartedApp:
+    """The application before the start and after the stop."""
+
+    def begin(self, request: Request) -> Response | BodyPolicy:  # noqa: ARG002 - the same for every request
+        return ApiError(
+            "not_ready",
+            "the application was not started, or was stopped; nothing was done, have the server run its lifespan",
+        ).response()
+
+    def handle(self, request: Request, exchange: Exchange) -> None:  # noqa: ARG002
+        raise AssertionError("`begin` has rejected it")
+
+    def malformed(self, request: Request, status: int, reason: str) -> Response:  # noqa: ARG002
+        return api_error_for_status(status, f"{reason}; nothing was done").response()
+
+    def fast_handler(self, request: Request, answer_bytes_max: int) -> None:
+        """Return None: `begin` rejects every request."""
+
+    def on_abandoned(self, request: Request) -> None:
+        """Nothing was acquired."""

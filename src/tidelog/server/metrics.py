@@ -1,4 +1,5 @@
-"""Metrics of a server: counted by the handlers, read from the engine, published for Prometheus and as JSON.
+"""Metrics and health of a server, with their endpoints: metrics are counted by the handlers, read from the engine, and
+published for Prometheus and as JSON.
 
 Tables of `_Metric` are the registry: each row has a name, a kind, a help text, how its value is read, and its key in
 the JSON document. `ServerMetrics.collect` and `ServerMetrics.summary` iterate over them.
@@ -25,10 +26,17 @@ from tidelog.engine import Appended, Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
 from tidelog.errors import NotAQueue, TopicNotFound
+from tidelog.http.interface import Response
+from tidelog.server import response_types as responses
+from tidelog.server.errors import ApiError
+from tidelog.server.openapi import STRING, operation
 from tidelog.server.push.notifier import NotifyScheduler
+from tidelog.server.request import JSON_TYPE, RequestContext, json_response
+from tidelog.version import __version__
 
 if TYPE_CHECKING:
     from tidelog.server.service import Service
+
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4"
 TOPICS_MAX: Final = 1_000
@@ -573,3 +581,56 @@ def health_json(health: HealthState) -> dict[str, Any]:
 def _cumulative_buckets(bounds: Iterable[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return bucket bounds with cumulative counts, as Prometheus needs them."""
     return list(zip((*(f"{bound:g}" for bound in bounds), "+Inf"), accumulate(counts), strict=True))
+
+
+@operation("health", response=responses.Health)
+def get_health(context: RequestContext) -> Response:
+    """Check liveness."""
+    service = context.service
+    uptime_ms = service.clock.monotonic_ms() - service.started_ms
+    return json_response(responses.Health("ok", __version__, uptime_ms))
+
+
+@operation("healthz", response=responses.Health)
+def get_healthz(context: RequestContext) -> Response:
+    """Check liveness."""
+    return get_health(context)
+
+
+@operation("ready", response=responses.Ready, errors=("not_ready", "shutting_down"))
+def get_ready(context: RequestContext) -> Response:
+    """Check readiness."""
+    service = context.service
+    if service.stopping.is_set():
+        raise ApiError("shutting_down", "the server is stopping; nothing was done, ask another one or retry")
+    topics, health = len(service.engine.names()), server_health(service)
+    # A degraded server is ready: it serves what is intact. Names and errors need a key and are in the metrics.
+    failing = {task.name: task.failing for task in health.tasks if task.failing}
+    summary = responses.ReadyHealth(
+        health.ok, health.checkpoint_age_ms, len(health.lagging), health.corruptions, failing
+    )
+    return json_response(responses.Ready("ready", wal_replay_complete=True, topics=topics, health=summary))
+
+
+@operation("readyz", response=responses.Ready, errors=("not_ready", "shutting_down"))
+def get_readyz(context: RequestContext) -> Response:
+    """Check readiness."""
+    return get_ready(context)
+
+
+@operation("metrics", response=responses.Metrics, response_content={"text/plain; version=0.0.4": STRING})
+async def get_metrics(context: RequestContext) -> Response:
+    """Read the metrics of the server.
+
+    Prometheus text, unless application/json is accepted.
+    """
+    if context.principal.prefixes:
+        raise ApiError(
+            "forbidden",
+            "the metrics are of all topics, and this key is for some names only; nothing was done, use a key without "
+            "prefixes",
+        )
+    service = context.service
+    if JSON_TYPE in (context.request.header(b"accept") or b""):
+        return json_response(await service.run_blocking(service.metrics.summary))
+    return Response(200, await service.run_blocking(service.metrics.prometheus_text), CONTENT_TYPE)

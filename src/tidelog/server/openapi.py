@@ -25,8 +25,8 @@ from tidelog.server.errors import STATUS_BY_CODE
 from tidelog.version import __version__
 
 if TYPE_CHECKING:
+    from tidelog.server.app import Route
     from tidelog.server.request import Endpoint
-    from tidelog.server.routes import Route
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
@@ -18,7 +18,9 @@ from tidelog.http.interface import AnyResponse, Exchange, Request, Response
 from tidelog.server.auth import ANONYMOUS, Principal
 from tidelog.server.errors import ApiError
 from tidelog.server.response_types import TimedBody
-from tidelog.server.service import Service
+
+if TYPE_CHECKING:
+    from tidelog.server.service import Service
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 NDJSON: Final = b"application/x-ndjson"

@@ -5,6 +5,7 @@
     push      notification of readers: scheduler, notifiers, claim queues, watch sessions, page cache
     channels  channels and their threads
     metrics   counters and the registry
+    decoding  the budget of bytes that streamed bodies are decoded into
 
 A service also has the engine, a pool of threads for blocking work, and the tasks that it spawned.
 """
@@ -12,12 +13,13 @@ A service also has the engine, a pool of threads for blocking work, and the task
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tidelog.channels import Hook
 from tidelog.clock import Clock
@@ -28,15 +30,14 @@ from tidelog.errors import BadInput, Busy
 from tidelog.http.limits import LimitCounters
 from tidelog.server.auth import AccessControl
 from tidelog.server.config import RELOADABLE_SETTINGS, ServerConfig, check_config
-from tidelog.server.decoding import DecodeBudget
 from tidelog.server.errors import ApiError
 from tidelog.server.metrics import ServerMetrics
 from tidelog.server.push.channel_stream import ChannelService
 from tidelog.server.push.claim_queue import ClaimQueues
 from tidelog.server.push.notifier import Notifiers, NotifyScheduler
 from tidelog.server.push.page_cache import PageCache
+from tidelog.server.push.scheduling import Governor
 from tidelog.server.push.watch_sessions import WatchSessions
-from tidelog.server.scheduling.governor import Governor
 from tidelog.server.write_pipeline import WritePipeline
 
 T = TypeVar("T")
@@ -245,3 +246,63 @@ def load_hook(spec: str | None) -> Hook | None:
     if not callable(value):
         raise BadInput(f"hook {spec!r}: {module} has no callable {path}; the server was not started")
     return value
+
+
+class _Waiter(NamedTuple):
+    size: int
+    admitted: asyncio.Future[None]
+
+
+class DecodeBudget:
+    """Budget of decoded bytes of streamed bodies, for the whole process. On the loop's thread. `bytes_max` 0: no limit.
+
+    reserve ──► used + size ≤ bytes_max, or nothing is used ──► decode, stage every batch ──► release
+       └──────► otherwise: wait, first come, first served
+
+    The size of an Arrow message is known from its metadata before it is decoded. A stream that has decoded a message
+    needs no more input to stage it, so a reservation always ends and waiting cannot deadlock. While a stream waits, its
+    connection is not read.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self._waiters: deque[_Waiter] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting reservations."""
+        return len(self._waiters)
+
+    async def reserve(self, size: int) -> None:
+        """Wait until `size` bytes may be decoded. A size over the limit waits until nothing else is reserved."""
+        if not self._waiters and self._fits(size):
+            self.used += size
+            return
+        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.release(size)  # admitted and cancelled in the same turn of the loop
+            else:
+                with suppress(ValueError):  # a release after the cancel has skipped it already
+                    self._waiters.remove(waiter)
+                self._admit()
+            raise
+
+    def release(self, size: int) -> None:
+        """Release a reservation."""
+        self.used -= size
+        self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return not self.bytes_max or not self.used or self.used + size <= self.bytes_max
+
+    def _admit(self) -> None:
+        while self._waiters and self._fits(self._waiters[0].size):
+            waiter = self._waiters.popleft()
+            if not waiter.admitted.done():
+                self.used += waiter.size
+                waiter.admitted.set_result(None)

@@ -27,10 +27,10 @@ from tidelog.engine.background import CHECKPOINT_TASK
 from tidelog.engine.engine import Engine
 from tidelog.http.interface import Response
 from tidelog.server import service
-from tidelog.server.decoding import DecodeBudget
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers import write
 from tidelog.server.handlers.bulk_write import ArrowBatchReader
+from tidelog.server.service import DecodeBudget
 from tidelog.testing import ManualClock, SimDisk
 
 MIB = 1 << 20

@@ -15,17 +15,17 @@ from tests.unit.server.bulk_fixtures import get, post
 from tests.unit.server.fakes import ServerHarness, run_scenario
 
 from tidelog import __version__
-from tidelog.server import routes
+from tidelog.server import app
 from tidelog.server.errors import STATUS_BY_CODE
 
-DOCUMENT: dict[str, Any] = json.loads(routes.document_bytes())
+DOCUMENT: dict[str, Any] = json.loads(app.document_bytes())
 OPERATIONS = [
     (path, method.upper(), operation)
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
     if method != "parameters"
 ]
-ROUTES = [(route.path, method, endpoint) for route in routes.ROUTES for method, endpoint in route.methods.items()]
+ROUTES = [(route.path, method, endpoint) for route in app.ROUTES for method, endpoint in route.methods.items()]
 
 
 def test_it_is_served() -> None:
@@ -90,7 +90,7 @@ def test_every_status_is_one_of_ours(path: str, method: str, operation: dict[str
         (400, "GET", "/v0/watch/{wid}"),
         (401, "GET", "/v0/topics"),
         *((401, "GET", path) for path in ("/v0/health", "/healthz", "/v0/ready", "/readyz")),
-        *((405, "PATCH", route.path) for route in routes.ROUTES),
+        *((405, "PATCH", route.path) for route in app.ROUTES),
     ],
 )
 def test_a_refusal_that_occurs_is_described(status: int, method: str, target: str) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from tidelog.errors import BadInput
 from tidelog.http.interface import Request
-from tidelog.server.asgi_app import asgi
 from tidelog.server.auth import OriginPolicy
 from tidelog.server.config import ServerConfig
 from tidelog.server.errors import ApiError
+from tidelog.server.lifecycle import asgi
 
 
 def asks(origins: OriginPolicy, host: str | None, **headers: str) -> bool:

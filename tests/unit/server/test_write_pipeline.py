@@ -20,7 +20,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.engine.health import HealthMonitor
 from tidelog.server.config import CommitMode
 from tidelog.server.push.notifier import NotifyScheduler
-from tidelog.server.scheduling.governor import Governor
+from tidelog.server.push.scheduling import Governor
 from tidelog.server.write_pipeline import PipelineState, WritePipeline
 from tidelog.testing import SimDisk
 from tidelog.wal import CommitFuture, Shard, Writer

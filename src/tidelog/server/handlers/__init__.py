@@ -1,4 +1,4 @@
-"""HTTP handlers: one module per resource, each function one endpoint of `server/routes.py`.
+"""HTTP handlers: one module per resource, each function one endpoint of `server/app.py`.
 
 A handler takes a `RequestContext` and returns a response, a stream, or a coroutine of either. `@operation` and the
 docstring describe it in the OpenAPI document. Read `topics` first; then `write` (the JSON write path), `records`

@@ -1,6 +1,7 @@
 """Push: delivery of new records, jobs and channel messages to waiting clients.
 
     notifier        which topic's readers are notified next, and how often: `NotifyScheduler`, `Notifiers`
+    scheduling      the policy: order of topics (`FairQueue`), load and reactions to it (`Governor`)
     page_cache      encoded pages of records, shared by all readers of the same position
     topic_stream    one client that follows topics: its loop, its slot among the streams, its heartbeat
     peers           how a page or an event is written to SSE and WebSocket, and the limits for slow clients

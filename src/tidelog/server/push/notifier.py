@@ -25,8 +25,7 @@ from tidelog.engine import Topic
 from tidelog.engine.health import HealthMonitor
 from tidelog.engine.topic import topic_operations
 from tidelog.server.push.page_cache import PageCache
-from tidelog.server.scheduling.fair_queue import FairQueue
-from tidelog.server.scheduling.governor import SAMPLE_US, Governor
+from tidelog.server.push.scheduling import SAMPLE_US, FairQueue, Governor
 
 TURN_WAITERS_MAX: Final = 128  # readers in a turn: about 5 ms of encoding and sending, the limit of the latency
 TURN_US_MAX: Final = 2_000

@@ -14,7 +14,7 @@ from tests.unit.server.fakes import FakeSink, JumpingLoop, ServerHarness, let_id
 from tidelog.engine.health import HealthMonitor
 from tidelog.http.interface import Response
 from tidelog.server.push.notifier import NOTIFY_NOW_WAITERS_MAX, TURN_WAITERS_MAX, NotifyScheduler
-from tidelog.server.scheduling.governor import Governor
+from tidelog.server.push.scheduling import Governor
 from tidelog.testing import ManualClock
 
 

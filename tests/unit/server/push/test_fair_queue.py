@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tidelog.server.scheduling.fair_queue import FairQueue
+from tidelog.server.push.scheduling import FairQueue
 
 S = 1_000_000  # µs
 TICK = 50_000

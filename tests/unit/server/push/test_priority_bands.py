@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.server.scheduling.reference_scheduler import band
+from tests.unit.server.push.reference_scheduler import band
 
-from tidelog.server.scheduling.fair_queue import (
+from tidelog.server.push.scheduling import (
     BAND_WEIGHTS,
     TOP_BAND,
     TOP_BAND_AFTER_US,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.server.scheduling.reference_scheduler import ReferenceScheduler
+from tests.unit.server.push.reference_scheduler import ReferenceScheduler
 
-from tidelog.server.scheduling.fair_queue import FairQueue
+from tidelog.server.push.scheduling import FairQueue
 
 KEYS = st.sampled_from([f"t{number}" for number in range(12)])
 PRIORITIES = st.one_of(

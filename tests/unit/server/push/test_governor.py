@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from tidelog.server.scheduling import governor as ladder
-from tidelog.server.scheduling.governor import Governor, commit_delay_ms, notify_delay_us
+from tidelog.server.push import scheduling as ladder
+from tidelog.server.push.scheduling import Governor, commit_delay_ms, notify_delay_us
 
 MS = 1_000
 
