@@ -386,9 +386,9 @@ class Excuse(NamedTuple):
 
 EXCUSES = (
     Excuse("disk/", "the file system", "it is the interface"),
-    Excuse("disk/fsync_thread.py", "a wait", "for a sync that another thread runs", ("select",)),
+    Excuse("disk/posix.py", "a wait", "for a sync that another thread runs", ("select",)),
     Excuse(
-        "disk/fork.py",
+        "disk/process.py",
         "a wait",
         "it replaces conditions in a forked child and waits for none",
         ("threading.Condition",),

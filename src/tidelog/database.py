@@ -18,9 +18,9 @@ from tidelog.channels.channel import Channel
 from tidelog.channels.manager import ChannelManager, Hook, authenticate
 from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator, User
 from tidelog.clock import Clock
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.interface import Disk
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.engine.background import close_at_exit
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.engine import Engine
@@ -38,10 +38,10 @@ class _Channels:
         self._engine, self._limits, self.hook = engine, limits, hook
         self._lock = Lock()
         self._manager: ChannelManager | None = None
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:
-        fork.poison_locks(self._engine.context.root, pid, self)
+        process.poison_locks(self._engine.context.root, pid, self)
 
     def manager(self) -> ChannelManager:
         self._check_open()

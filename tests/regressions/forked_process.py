@@ -22,7 +22,7 @@ from typing import Any
 import tidelog
 from tidelog.commitlog import PartitionedLog, SegmentedLog
 from tidelog.database import engine_of
-from tidelog.disk.fsync_thread import FsyncThread
+from tidelog.disk.posix import FsyncThread
 from tidelog.errors import Error
 
 Outcome = tuple[str, str]

@@ -18,7 +18,7 @@ import pytest
 import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.database import engine_of
-from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.errors import AlreadyMember
 from tidelog.testing import ManualClock, SimDisk
 

@@ -28,7 +28,7 @@ from tidelog.channels.manager import ChannelManager, validate_payload
 from tidelog.channels.message_log import Message, MessageLog
 from tidelog.channels.rules import Operator, User
 from tidelog.channels.subscription import Subscription
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, ChannelNotFound, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.channel_meta import ChannelConfig, ChannelMeta
 

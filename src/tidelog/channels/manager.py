@@ -24,9 +24,9 @@ from tidelog.channels.metrics import ChannelMetrics
 from tidelog.channels.rules import ChannelLimits, check_user
 from tidelog.channels.store import ChannelStore
 from tidelog.clock import Clock
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.interface import Disk
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.errors import (
     ChannelNotFound,
     ChannelOffline,
@@ -211,7 +211,7 @@ class ChannelManager:
         self._opener_pid: int | None = None  # in a forked child: the process that opened it
         each = max(self.limits.logs_open_max // self.limits.shards, 1)
         self._shards = [ChannelShard(each) for _ in range(self.limits.shards)]
-        fork.register(self)
+        process.register(self)
         if self.limits.auth:
             self._restore()
 
@@ -220,7 +220,7 @@ class ChannelManager:
         self._opener_pid, self._closed = pid, True
         states = [state for shard in self._shards for state in list(shard.channels.values())]
         commits = [state.commits for state in states]
-        fork.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *states, *commits)
+        process.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *states, *commits)
 
     # ── restore ───────────────────────────────────────────────────────────────────────────────
 

@@ -26,7 +26,7 @@ from tidelog.cli.command import (
 )
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
-from tidelog.disk.host import measure_sync_us
+from tidelog.disk.process import measure_sync_us
 from tidelog.engine.check import checkpoint_summary
 from tidelog.errors import Error
 from tidelog.spark.java import MIN_JAVA_VERSION, Java, find_java

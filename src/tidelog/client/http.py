@@ -29,7 +29,7 @@ import msgspec
 from tidelog import errors
 from tidelog.api_types import error_from_wire
 from tidelog.clock import Clock, SystemClock
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.engine.json_codec import from_json
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
 from tidelog.types import Buffer
@@ -149,8 +149,8 @@ class Client:
         self._lock = Lock()
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
-        self._pid = fork.process_id()
-        fork.register(self)
+        self._pid = process.process_id()
+        process.register(self)
 
     def __enter__(self) -> Self:
         return self
@@ -171,12 +171,12 @@ class Client:
         """Close this child's copies of its parent's connections. Nothing is sent on them."""
         inherited = [*self._idle, *self._busy]
         self._lock, self._idle, self._busy = Lock(), [], set()
-        self._pid = fork.process_id()
+        self._pid = process.process_id()
         for connection in inherited:
             connection.close()
 
     def _check_process(self) -> None:
-        if self._pid != fork.process_id():  # a fork by C code runs no hooks
+        if self._pid != process.process_id():  # a fork by C code runs no hooks
             self.on_fork(self._pid)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ from tidelog.commitlog.log_state import LogState
 from tidelog.commitlog.segment import ActiveSegment, SealedSegment
 from tidelog.commitlog.storage import guard_stream, guard_stream_async
 from tidelog.disk.durability import SyncFailed
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, Closed, Error, TooLarge, UnexpectedSeq
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer

@@ -43,7 +43,7 @@ from tidelog.commitlog.segment import (
 )
 from tidelog.disk.durability import read_file, replace_file, sync_directory
 from tidelog.disk.interface import join
-from tidelog.disk.interrupts import defer_signals
+from tidelog.disk.process import defer_signals
 from tidelog.errors import BadInput, Corrupt
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows

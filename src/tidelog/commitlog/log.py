@@ -47,11 +47,11 @@ from tidelog.commitlog.recovery import (
 from tidelog.commitlog.segment import LogFiles, LruCache
 from tidelog.commitlog.truncate import truncate_log
 from tidelog.config import LogConfig
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.durability import WriteLatch, remove_if_exists
 from tidelog.disk.interface import Disk, Lock, join
-from tidelog.disk.interrupts import defer_signals_in
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, Damaged, Locked, NotFound
 from tidelog.formats import rows as columns
 from tidelog.formats.log_manifest import NAME as MANIFEST_FILE
@@ -248,7 +248,7 @@ class SegmentedLog:
         self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
         self._partition_offsets = partition_offsets
         self.on_fork = state.on_fork
-        fork.register(self)
+        process.register(self)
 
     # ── open and close ────────────────────────────────────────────────────────────────────────
 

@@ -29,7 +29,7 @@ from tidelog.commitlog.codec import Codec
 from tidelog.commitlog.recovery import DirectorySnapshot, RecoveryReport
 from tidelog.commitlog.segment import ActiveSegment, LogFiles, SealedSegment
 from tidelog.config import LogConfig
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.durability import SyncFailed, WriteLatch, read_file, remove_if_exists, replace_file, write_temporary
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import Busy, Closed, Forked, OutOfRange, ReadOnly
@@ -125,7 +125,7 @@ class LogState:
         self.opener_pid, self.closed = pid, True
         self.files.mapped_data.clear()
         self.files.cached_sides.clear()
-        fork.poison_locks(self.path, pid, self, self.active)
+        process.poison_locks(self.path, pid, self, self.active)
 
     def segment_at(self, seq: int) -> SealedSegment | ActiveSegment:
         """Return the segment whose range contains `seq`."""

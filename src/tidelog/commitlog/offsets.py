@@ -14,10 +14,10 @@ from typing import Protocol
 
 import msgspec
 
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, Lock, join
-from tidelog.disk.interrupts import defer_signals
+from tidelog.disk.process import defer_signals
 from tidelog.errors import BadInput, Corrupt, DiskFull, WriteFailed
 from tidelog.formats import file_header
 
@@ -43,11 +43,11 @@ class ConsumerOffsets:
         self._disk, self._path, self._check_writable, self._on_written = disk, path, check_writable, on_written
         self._mutex = RLock()
         self._cached: dict[OffsetKey, int] | None = None
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:
         """Refuse every call in a forked child: its commit would undo later commits of the parent."""
-        fork.poison_locks(self._path, pid, self)
+        process.poison_locks(self._path, pid, self)
 
     @property
     def _committed(self) -> dict[OffsetKey, int]:

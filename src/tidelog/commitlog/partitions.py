@@ -28,11 +28,11 @@ from tidelog.commitlog.cleaner import RetentionResult
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log import SegmentedLog, make_config, take_lock
 from tidelog.commitlog.offsets import OFFSETS_FILE, ConsumerOffsets
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, Lock, join
-from tidelog.disk.interrupts import defer_signals_in
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.process import defer_signals_in
 from tidelog.errors import (
     AlreadyExists,
     BadInput,
@@ -89,13 +89,13 @@ class PartitionedLog:
         self._mutex = RLock()
         self._opener_pid: int | None = None  # in a forked child: the process that opened it
         self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE), check_writable=self._check_writer)
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:
         """Refuse every call in a forked child with Forked; the files stay the parent's."""
         self._opener_pid = pid
         self._open_logs.clear()
-        fork.poison_locks(self._root, pid, self)
+        process.poison_locks(self._root, pid, self)
 
     @classmethod
     def open(

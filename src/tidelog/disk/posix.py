@@ -3,8 +3,15 @@
 Buffered file objects hide short writes and report errors at close, too late to handle. One descriptor serves a file
 from its first write to its last sync, because the kernel reports a failed write-back once per open file.
 
-Files, locks and disks belong to the process that made them (`fork`): in a forked child every call that could change a
-file raises Forked.
+Files, locks and disks belong to the process that made them (`process`): in a forked child every call that could change
+a file raises Forked.
+
+`FsyncThread` runs fdatasync for an event loop. The compiled thread never takes the interpreter lock, so it does not
+wait for a busy event loop before or after the sync:
+
+    request ──descriptor──► pipe ──► fdatasync ──► pipe ──errno, or 0──► result
+                                                    ▲
+                                           watched by the event loop
 """
 
 from __future__ import annotations
@@ -15,12 +22,16 @@ import mmap
 import os
 import re
 import stat as statmod
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from os import getpid
+from select import POLLIN, poll
+from threading import Thread
 from typing import Final
 
-from tidelog.disk import fork
+from tidelog import native
+from tidelog.disk import process
 from tidelog.disk.interface import Mode, Stat, check_same_directory, parent_dir, write_all, write_all_buffers
 from tidelog.errors import BadInput
 from tidelog.types import Buffer
@@ -30,10 +41,9 @@ _FLAGS = {
     "write": os.O_RDWR,
     "create": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
-
-
 FILE_MODE: Final = 0o600
 FILE_MODE_SETTING: Final = "TIDELOG_FILE_MODE"
+_SYNC_MESSAGE: Final = struct.Struct("=i")  # a descriptor, or an errno
 
 
 def _file_mode_from_environment() -> int:
@@ -57,7 +67,7 @@ def _check_mode(mode: int) -> int:
 class PosixFile:
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd, self._pid = path, fd, getpid()
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
         with suppress(OSError):
@@ -65,7 +75,7 @@ class PosixFile:
 
     def _owned_fd(self) -> int:
         """The descriptor, for the process that opened the file."""
-        fork.check_process(self._path, self._pid)
+        process.check_process(self._path, self._pid)
         return self._fd
 
     @property
@@ -139,7 +149,7 @@ class PosixFile:
 class PosixLock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
         # The parent keeps the lock through its own descriptor. Left open here, the lock would outlive the parent.
@@ -174,7 +184,7 @@ class PosixDisk:
 
     def open(self, path: str, mode: Mode = "read", /) -> PosixFile:
         if mode != "read":
-            fork.check_process(path, self._pid)
+            process.check_process(path, self._pid)
         return PosixFile(path, os.open(path, _FLAGS[mode] | os.O_CLOEXEC, self._file_mode))
 
     def stat(self, path: str, /) -> Stat | None:
@@ -199,7 +209,7 @@ class PosixDisk:
         return os.path.realpath(path)
 
     def make_dir(self, path: str, /) -> None:
-        fork.check_process(path, self._pid)
+        process.check_process(path, self._pid)
         path = path.rstrip("/") or "/"
         if not self._make_missing_dirs(path) and path not in ("/", "."):
             # It existed, but its creator may have been killed before the name was synced.
@@ -220,20 +230,20 @@ class PosixDisk:
         return True
 
     def remove(self, path: str, /) -> None:
-        fork.check_process(path, self._pid)
+        process.check_process(path, self._pid)
         os.unlink(path)
 
     def remove_dir(self, path: str, /) -> None:
-        fork.check_process(path, self._pid)
+        process.check_process(path, self._pid)
         os.rmdir(path)
 
     def rename(self, old: str, new: str, /) -> None:
-        fork.check_process(old, self._pid)
+        process.check_process(old, self._pid)
         check_same_directory(old, new)
         os.replace(old, new)
 
     def sync_dir(self, path: str, /) -> None:
-        fork.check_process(path, self._pid)
+        process.check_process(path, self._pid)
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -241,7 +251,7 @@ class PosixDisk:
             os.close(fd)
 
     def lock(self, path: str, /) -> PosixLock:
-        fork.check_process(path, self._pid)
+        process.check_process(path, self._pid)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,3 +262,55 @@ class PosixDisk:
             os.close(fd)
             raise
         return PosixLock(fd)
+
+
+class FsyncThread:
+    """Runs one sync at a time. Only the holder of the commit lock calls `request` and `close`; any thread may call
+    `result`."""
+
+    def __init__(self, name: str) -> None:
+        request_reader, self._request_fd = os.pipe()
+        self.descriptor, result_writer = os.pipe()
+        self._thread_fds = (request_reader, result_writer)
+        os.set_blocking(self.descriptor, False)
+        # A daemon: a sync whose result was not read has acknowledged nothing, so the process may exit.
+        self._thread = Thread(target=native.fsync_loop, args=self._thread_fds, name=name, daemon=True)
+        self._thread.start()
+        process.register(self)
+
+    def on_fork(self, pid: int) -> None:  # noqa: ARG002
+        # Writing to these pipes could stop the parent's thread, and reading would steal its results.
+        self._close_pipes()
+
+    def request(self, descriptor: int) -> None:
+        """Start a sync of this descriptor."""
+        os.write(self._request_fd, _SYNC_MESSAGE.pack(descriptor))
+
+    def result(self) -> OSError | None:
+        """The result of the requested sync: its error, or None. Raises BlockingIOError while it is running, and if
+        another thread has read the result."""
+        (code,) = _SYNC_MESSAGE.unpack(os.read(self.descriptor, _SYNC_MESSAGE.size))
+        return OSError(code, os.strerror(code)) if code else None
+
+    def wait(self, seconds: float) -> None:
+        """Return when a result can be read, or after `seconds`."""
+        waiter = poll()  # `select` cannot watch descriptors above 1023
+        waiter.register(self.descriptor, POLLIN)
+        waiter.poll(seconds * 1000)
+
+    def close(self) -> None:
+        """Stop the thread after the running sync. By a message, not by end of file: a forked child may hold the pipe
+        open."""
+        if self._request_fd < 0:
+            return
+        self.request(-1)
+        self._thread.join()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        descriptors = (*self._thread_fds, self._request_fd, self.descriptor)
+        # Cleared before closing: the numbers are reused as soon as they are closed.
+        self._thread_fds, self._request_fd, self.descriptor = (-1, -1), -1, -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)

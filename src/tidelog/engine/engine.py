@@ -14,9 +14,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.engine import append, consistency, groups, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
@@ -105,7 +105,7 @@ class Engine:
             with topic.lock:
                 topic.schedule_maintenance()
         self._threads: list[BackgroundThread] = []
-        fork.register(self)
+        process.register(self)
         if threads and self._context.shards:
             self._threads = start_background_threads(
                 self._context, self._run_sync, self._run_maintenance, self._checkpoints.urgency, self.report
@@ -658,7 +658,7 @@ class Engine:
             self._gap_log,
             self._router_manager,
         )
-        fork.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
+        process.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
         for shard in context.shards:
             shard.on_fork(pid)
         for topic in list(self._topics.values()):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.engine import read, retention, segment_listing, watermarks
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import check_topic_name

@@ -48,7 +48,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intd
 from tidelog.decompression import DEFAULT_EXPANSION_LIMIT, DecodedTooLarge
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, File, join
-from tidelog.disk.interrupts import defer_signals
+from tidelog.disk.process import defer_signals
 from tidelog.engine import append, batch_encoder, idempotency, retention
 from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import MultiBatch

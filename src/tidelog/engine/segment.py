@@ -25,8 +25,8 @@ from tidelog.commitlog.codecs.tide import TideCodec
 from tidelog.commitlog.segment import LruCache, MmapReader, map_file
 from tidelog.config import LogConfig
 from tidelog.disk.durability import read_file
-from tidelog.disk.host import is_resident
 from tidelog.disk.interface import Disk, join
+from tidelog.disk.process import is_resident
 from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
 from tidelog.formats import deletion_vector, footer, frame, scan, segment_index

@@ -17,9 +17,9 @@ from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog.log import LOCK_FILE, take_lock
 from tidelog.disk.durability import DISK_FULL_ERRNOS, WriteLatch, remove_if_exists, replace_file
-from tidelog.disk.host import processor_count
 from tidelog.disk.interface import Disk, Lock, join
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.process import processor_count
 from tidelog.engine import gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig

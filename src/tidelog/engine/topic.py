@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidelog.disk.interrupts import DEFER_SIGNALS, defer_signals_in
+from tidelog.disk.process import DEFER_SIGNALS, defer_signals_in
 from tidelog.engine import (
     append,
     batch_encoder,

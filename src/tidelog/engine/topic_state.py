@@ -14,7 +14,7 @@ from math import exp2
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import EngineContext, Quota
 from tidelog.engine.idempotency import ProducerState
@@ -304,7 +304,7 @@ class TopicState:
         """Close the topic in a forked child: every lock of the topic raises Forked."""
         state = self.queue_state
         queue_parts = () if state is None else (state, state.history, state.claim_window)
-        fork.poison_locks(self.context.root, pid, self, *queue_parts, *self.downstream, self.upstream)
+        process.poison_locks(self.context.root, pid, self, *queue_parts, *self.downstream, self.upstream)
 
     def notify_listeners(self) -> None:
         if self._listeners:

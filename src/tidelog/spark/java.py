@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tidelog.disk.host import command_output, find_program, get_environment
+from tidelog.disk.process import command_output, find_program, get_environment
 
 MIN_JAVA_VERSION: Final = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')

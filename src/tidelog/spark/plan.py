@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
-from tidelog.disk.host import processor_count
+from tidelog.disk.process import processor_count
 from tidelog.engine import Counts
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.spark.backends.directory import INLINE_TAIL_BYTES_MAX

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidelog.disk.host import command_output, find_program, get_environment, set_environment
+from tidelog.disk.process import command_output, find_program, get_environment, set_environment
 from tidelog.errors import NotFound
 from tidelog.spark.java import MIN_JAVA_VERSION, find_java
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Lock
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.errors import Error, InDoubt
 
 T = TypeVar("T")

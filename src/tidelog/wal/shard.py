@@ -25,10 +25,10 @@ from threading import Condition, Lock, Thread, get_ident
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from tidelog.clock import Clock
-from tidelog.disk import fork
-from tidelog.disk.fsync_thread import FsyncThread
+from tidelog.disk import process
 from tidelog.disk.interface import File
-from tidelog.disk.interrupts import DEFER_SIGNALS, defer_signals_in
+from tidelog.disk.posix import FsyncThread
+from tidelog.disk.process import DEFER_SIGNALS, defer_signals_in
 from tidelog.errors import Busy, Closed, DiskFull, Error, InDoubt, Latched
 from tidelog.types import Buffer
 from tidelog.wal.group_commit import CommitFuture, GroupCommit
@@ -437,7 +437,7 @@ class Shard:
     def on_fork(self, pid: int) -> None:
         """Give up in a forked child: the parent commits the queue, and every lock raises Forked here."""
         self._is_closed = True
-        fork.poison_locks(self.directory, pid, self, self.commits, self.writer)
+        process.poison_locks(self.directory, pid, self, self.commits, self.writer)
 
     # ── event loops ───────────────────────────────────────────────────────────────────────────
 

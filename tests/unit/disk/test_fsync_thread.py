@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.implementations import BOTH, implementation
 
-from tidelog.disk.fsync_thread import FsyncThread
+from tidelog.disk.posix import FsyncThread
 
 LIMIT_S = 60
 

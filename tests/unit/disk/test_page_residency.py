@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.disk import host
-from tidelog.disk.host import is_resident
+from tidelog.disk import process
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.process import is_resident
 
 FAR = 32 << 20  # further than any kernel reads ahead
 
@@ -53,6 +53,6 @@ def test_pages_are_not_resident_if_the_kernel_cannot_be_asked(tmp_path: Path, mo
     view = mapped(tmp_path / "a", 10)
     assert view[0] == 0
     assert is_resident(view)
-    monkeypatch.setattr(host, "_mincore", None)
+    monkeypatch.setattr(process, "_mincore", None)
     assert not is_resident(view)
     assert is_resident(memoryview(b"abc"))

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tidelog.clock import Clock
-from tidelog.disk.interrupts import defer_signals
+from tidelog.disk.process import defer_signals
 from tidelog.engine import append, batch_encoder, delete
 from tidelog.engine.batch_encoder import Batch, check_int
 from tidelog.engine.config import TopicConfig

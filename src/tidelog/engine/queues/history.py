@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.engine import append, read
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX

@@ -16,7 +16,7 @@ from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from tidelog.disk.interrupts import defer_signals_in
+from tidelog.disk.process import defer_signals_in
 from tidelog.engine import delete, retention
 from tidelog.engine.batch_encoder import check_int, is_utf8_text
 from tidelog.engine.queues import ack, claim

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.disk import fork
+from tidelog.disk import process
 from tidelog.engine.queues.jobs import Job
 from tidelog.errors import BadInput, Error, Refused
 
@@ -103,12 +103,12 @@ class Worker:
         self._stopping = False
         self._thread: Thread | None = None
         self.last_error: Error | None = None  # of the last failed claim or settle
-        fork.register(self)
+        process.register(self)
 
     def on_fork(self, pid: int) -> None:
         """Disable this worker in a forked child: the parent keeps its threads and jobs."""
         self._stopping, self._thread, self._woken = True, None, Event()
-        fork.poison_locks(f"the worker {self._node}", pid, self)
+        process.poison_locks(f"the worker {self._node}", pid, self)
 
     @property
     def stats(self) -> WorkerStats:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from tidelog.disk.interrupts import DEFER_SIGNALS
+from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.engine.routing.forward_plan import (
     EncodedCopies,
     ForwardStep,
