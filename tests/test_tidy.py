@@ -420,7 +420,7 @@ EXCUSES = (
         "it asks a socket how many bytes wait in it, which is no file",
         ("fcntl.ioctl",),
     ),
-    Excuse("server/push/watch_sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
+    Excuse("server/push/topic_stream.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/sink_backends.py", "a wait", "queries that write into one directory take turns"),
     Excuse("client/http.py", "a wait", "a server that is away is asked again after a pause"),
     Excuse("client/http.py", "chance", "tasks that lost the server together do not come back together"),

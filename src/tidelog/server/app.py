@@ -35,15 +35,12 @@ from tidelog.server import auth, metrics, openapi
 from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
-    batches,
-    bulk_read,
     bulk_write,
     channels,
     groups,
     queues,
     records,
-    routers,
-    segments,
+    spark,
     sse,
     topics,
     websocket,
@@ -109,7 +106,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(records.diff, _READ, fast_kind="diff")}),
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(records.delete_records, _DELETE)}),
-    Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(bulk_read.read_records, _READ)}),
+    Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(records.read_records, _READ)}),
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(records.seek_by_time, _READ)}),
     Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim_jobs, _READ_WRITE, fast_kind="claim")}),
     Route("/v0/topics/{topic}/ack", "topics", {"POST": Endpoint(queues.ack_jobs, _WRITE, fast_kind="ack")}),
@@ -118,8 +115,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/work", "topics", {"GET": Endpoint(sse.stream_jobs, _READ_WRITE, token_in_query=True)}),
     Route("/v0/topics/{topic}/history", "topics", {"GET": Endpoint(queues.queue_history, _READ)}),
     Route("/v0/topics/{topic}/redrive", "topics", {"POST": Endpoint(queues.redrive_records, _WRITE)}),
-    Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(segments.list_segments, _READ)}),
-    Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(segments.read_segment_file, _READ)}),
+    Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(spark.list_segments, _READ)}),
+    Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(spark.read_segment_file, _READ)}),
     Route("/v0/topics/{topic}/groups", "topics", {"GET": Endpoint(groups.list_groups, _READ)}),
     Route(
         "/v0/topics/{topic}/groups/{group}",
@@ -137,8 +134,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/v0/topics/{topic}/batches",
         "topics",
         {
-            "GET": Endpoint(batches.list_batches, _READ),
-            "POST": Endpoint(batches.publish_batch, _WRITE, accepts_large_body=True),
+            "GET": Endpoint(spark.list_batches, _READ),
+            "POST": Endpoint(spark.publish_batch, _WRITE, accepts_large_body=True),
         },
     ),
     Route(
@@ -146,21 +143,21 @@ ROUTES: Final[tuple[Route, ...]] = (
         "topics",
         {
             "PUT": Endpoint(
-                batches.stage_chunk, _WRITE, accepts_large_body=True, streamed_types=batches.STAGING_CONTENT_TYPES
+                spark.stage_chunk, _WRITE, accepts_large_body=True, streamed_types=spark.STAGING_CONTENT_TYPES
             ),
-            "DELETE": Endpoint(batches.clear_staging, _WRITE),
+            "DELETE": Endpoint(spark.clear_staging, _WRITE),
         },
     ),
     Route("/v0/topics/{topic}/gaps", "topics", {"GET": Endpoint(topics.list_topic_gaps, _READ)}),
     Route("/v0/gaps", "", {"GET": Endpoint(topics.list_gaps, _READ)}),
-    Route("/v0/routers", "", {"GET": Endpoint(routers.list_routers, _READ)}),
+    Route("/v0/routers", "", {"GET": Endpoint(topics.list_routers, _READ)}),
     Route(
         "/v0/routers/{router}",
         "routers",
         {
-            "PUT": Endpoint(routers.put_router, _ADMIN),
-            "GET": Endpoint(routers.get_router, _READ),
-            "DELETE": Endpoint(routers.delete_router, _DELETE),
+            "PUT": Endpoint(topics.put_router, _ADMIN),
+            "GET": Endpoint(topics.get_router, _READ),
+            "DELETE": Endpoint(topics.delete_router, _DELETE),
         },
     ),
     Route("/v0/channels", "", {"GET": Endpoint(channels.list_channels, _READ)}),

@@ -37,7 +37,7 @@ from tidelog.server.push.claim_queue import ClaimQueues
 from tidelog.server.push.notifier import Notifiers, NotifyScheduler
 from tidelog.server.push.page_cache import PageCache
 from tidelog.server.push.scheduling import Governor
-from tidelog.server.push.watch_sessions import WatchSessions
+from tidelog.server.push.topic_stream import WatchSessions
 from tidelog.server.write_pipeline import WritePipeline
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
 from hmac import compare_digest
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog import api_types
 from tidelog.api_types import HEARTBEAT_MS_MAX, WATCH_TOPICS_MAX, Cursor
@@ -31,7 +31,6 @@ from tidelog.server.errors import ApiError
 from tidelog.server.handlers.queues import QUEUE_ERRORS, check_node, clamp_lease_ms, requested_queue
 from tidelog.server.handlers.records import page_budget
 from tidelog.server.handlers.topics import topic_state
-from tidelog.server.handlers.websocket_commands import SubscribeCommand
 from tidelog.server.openapi import (
     LEASE_MS,
     NODE_NAME,
@@ -49,10 +48,12 @@ from tidelog.server.push.peers import (
     SlowConsumerGuard,
     TopicSsePeer,
 )
-from tidelog.server.push.topic_stream import StreamSlot, TopicStream
-from tidelog.server.push.watch_sessions import TTL_MS, WatchSession
+from tidelog.server.push.topic_stream import TTL_MS, StreamSlot, TopicStream, WatchSession
 from tidelog.server.request import RequestContext, find_topic
 from tidelog.server.service import Service
+
+if TYPE_CHECKING:
+    from tidelog.server.handlers.websocket import SubscribeCommand
 
 EVENT_STREAM: Final = b"text/event-stream"
 STREAM_HEADERS: Final[Headers] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))

@@ -16,13 +16,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from tidelog import api_types
-from tidelog.api_types import JSON_NULL, BadBody, Cursor
+from tidelog.api_types import JSON_NULL, U32, U64, BadBody, Cursor, Nodes, RecordToWrite
 from tidelog.channels import Ack, HistoryPage, Message, membership
 from tidelog.engine import Appended, CommitFuture
 from tidelog.engine.append import check_idempotency_key
@@ -33,7 +33,6 @@ from tidelog.http.interface import AnyResponse, ClientDisconnected, Socket, Upgr
 from tidelog.server.auth import ADMIN, READ, WRITE, Principal
 from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.handlers import channels, write
-from tidelog.server.handlers import websocket_commands as ops
 from tidelog.server.handlers.channels import (
     ChannelCall,
     ChannelOperation,
@@ -42,21 +41,6 @@ from tidelog.server.handlers.channels import (
     resolve_user,
 )
 from tidelog.server.handlers.sse import resolve_topics
-from tidelog.server.handlers.websocket_commands import (
-    Command,
-    ErrorReply,
-    PingCommand,
-    PongReply,
-    PublishAck,
-    PublishCommand,
-    SubscribeCommand,
-    SubscribedReply,
-    UnsubscribeCommand,
-    UnsubscribedReply,
-    decode_command,
-    encode_reply,
-    extract_request_id,
-)
 from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
 from tidelog.server.openapi import operation
 from tidelog.server.push.channel_stream import ChannelStream
@@ -69,15 +53,214 @@ from tidelog.server.push.peers import (
 )
 from tidelog.server.push.topic_stream import StreamSlot, TopicStream
 from tidelog.server.request import RequestContext
-from tidelog.server.response_types import TimedBody
+from tidelog.server.response_types import TimedBody, Watermarks
 from tidelog.server.service import Service
+
+# ── commands and replies: one JSON object per message, distinguished by `op` ──────────────────────
+
+
+class ChannelCommandBase(Struct, tag_field="op", kw_only=True):
+    """A command about one channel."""
+
+    channel: str
+    request_id: Raw = JSON_NULL
+
+
+class ChannelJoinCommand(ChannelCommandBase, tag="channel_join", kw_only=True):
+    user: str | None = None
+    config: dict[str, Any] = {}
+
+
+class ChannelLeaveCommand(ChannelCommandBase, tag="channel_leave", kw_only=True):
+    user: str | None = None
+
+
+class ChannelSubscribeCommand(ChannelCommandBase, tag="channel_subscribe", kw_only=True):
+    from_seq: int | None = None
+
+
+class ChannelUnsubscribeCommand(ChannelCommandBase, tag="channel_unsubscribe", kw_only=True):
+    pass
+
+
+class ChannelPublishCommand(ChannelCommandBase, tag="channel_publish", kw_only=True):
+    payload: str | None = None
+    payload_base64: str | None = None
+    messages: list[api_types.ChannelMessage] | None = None
+    qos: int = 1
+
+
+class ChannelHistoryCommand(ChannelCommandBase, tag="channel_history", kw_only=True):
+    first: int | None = None
+    last: int | None = None
+    newest: int | None = None
+    since: int | None = None
+    until: int | None = None
+    limit: int | None = None
+
+
+class ChannelMembersCommand(ChannelCommandBase, tag="channel_members", kw_only=True):
+    page: int = 1
+    page_size: int = api_types.MEMBERS_PAGE_SIZE
+
+
+class ChannelConfigureCommand(ChannelCommandBase, tag="channel_configure", kw_only=True):
+    config: dict[str, Any] = {}
+
+
+class ChannelSetAclCommand(ChannelCommandBase, tag="channel_acl", kw_only=True):
+    kind: str
+    add: list[str] = []
+    remove: list[str] = []
+
+
+class ChannelDeleteCommand(ChannelCommandBase, tag="channel_delete", kw_only=True):
+    pass
+
+
+class ChannelPushCommand(ChannelCommandBase, tag="channel_push", kw_only=True):
+    payload: str | None = None
+    payload_base64: str | None = None
+
+
+class ChannelPopCommand(ChannelCommandBase, tag="channel_pop", kw_only=True):
+    pass
+
+
+class ChannelClearCommand(ChannelCommandBase, tag="channel_clear", kw_only=True):
+    pass
+
+
+ChannelCommand: TypeAlias = (
+    ChannelJoinCommand
+    | ChannelLeaveCommand
+    | ChannelSubscribeCommand
+    | ChannelUnsubscribeCommand
+    | ChannelPublishCommand
+    | ChannelHistoryCommand
+    | ChannelMembersCommand
+    | ChannelConfigureCommand
+    | ChannelSetAclCommand
+    | ChannelDeleteCommand
+    | ChannelPushCommand
+    | ChannelPopCommand
+    | ChannelClearCommand
+)
+
+
+class ChannelConfigured(TimedBody):
+    """The reply to `ChannelConfigureCommand`, which creates no channel as the HTTP request does."""
+
+    channel: str
+    config: dict[str, Any]
+
+
+class SubscribeCommand(Struct, tag_field="op", tag="subscribe"):
+    topic: str | None = None
+    topics: dict[str, Cursor] = {}
+    from_seq: U64 = 0
+    tail: bool = False
+    node: Nodes = None
+    limit: U32 = 1_000
+    max_batch_bytes: U64 = 1 << 20
+    include_data: bool = True
+    include_tags: bool = False
+    include_meta: bool = True
+    lenient: bool = False
+    consistency: Literal["eventual", "strong"] = "eventual"
+    request_id: Raw = JSON_NULL
+
+    def __post_init__(self) -> None:
+        api_types.check_u64(self.from_seq, self.max_batch_bytes)
+
+
+class UnsubscribeCommand(Struct, tag_field="op", tag="unsubscribe"):
+    topic: str | None = None
+    topics: list[str] = []
+    request_id: Raw = JSON_NULL
+
+
+class PublishCommand(Struct, tag_field="op", tag="publish"):
+    topic: str
+    records: list[RecordToWrite]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: Raw = JSON_NULL
+    disable_backpressure: bool = False
+    return_seqs: bool = True
+    request_id: Raw = JSON_NULL
+
+
+class PingCommand(Struct, tag_field="op", tag="ping"):
+    request_id: Raw = JSON_NULL
+
+
+class SubscribedReply(Struct, tag_field="op", tag="subscribed"):
+    request_id: Raw
+    topics: dict[str, Watermarks]
+
+
+class UnsubscribedReply(Struct, tag_field="op", tag="unsubscribed"):
+    request_id: Raw
+    topics: list[str]
+
+
+class PublishAck(Struct, tag_field="op", tag="ack"):
+    request_id: Raw
+    topic: str
+    first_seq: int
+    last_seq: int
+    seqs: list[int] | None
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+    durability: str
+    performance: dict[str, float]
+
+
+class PongReply(Struct, tag_field="op", tag="pong"):
+    request_id: Raw
+
+
+class ErrorReply(Struct, tag_field="op", tag="error"):
+    request_id: Raw
+    code: str
+    message: str
+
+
+class _RequestIdOnly(Struct):
+    request_id: Raw = JSON_NULL
+
+
+Command: TypeAlias = SubscribeCommand | UnsubscribeCommand | PublishCommand | PingCommand | ChannelCommand
+_command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_request_id_decoder = api_types.json_decoder(_RequestIdOnly)
+encode_reply = msgspec.json.Encoder().encode
+
+
+def decode_command(text: bytes) -> Command:
+    """Decode a message. Raises BadBody."""
+    return api_types.decode_body(_command_decoder, text)
+
+
+def extract_request_id(text: bytes) -> Raw:
+    """The request_id of a message that is no command, or null."""
+    try:
+        return api_types.decode_body(_request_id_decoder, text).request_id
+    except BadBody:
+        return JSON_NULL
+
+
+# ── connections ───────────────────────────────────────────────────────────────────────────────────
 
 _READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
 
 
-def _configure(call: ChannelCall, changes: dict[str, Any]) -> ops.ChannelConfigured:
+def _configure(call: ChannelCall, changes: dict[str, Any]) -> ChannelConfigured:
     meta = membership.configure(call.manager, call.channel, call.user, changes, source=call.source)
-    return ops.ChannelConfigured(call.channel, channels.config_json(meta.config))
+    return ChannelConfigured(call.channel, channels.config_json(meta.config))
 
 
 class _BlockingCommand(NamedTuple):
@@ -88,43 +271,43 @@ class _BlockingCommand(NamedTuple):
     arguments: Callable[[Any], tuple[Any, ...]] = lambda _: ()  # of the operation, from the command
 
 
-_BLOCKING_COMMANDS: Final[dict[type[ops.ChannelCommandBase], _BlockingCommand]] = {
-    ops.ChannelJoinCommand: _BlockingCommand(
+_BLOCKING_COMMANDS: Final[dict[type[ChannelCommandBase], _BlockingCommand]] = {
+    ChannelJoinCommand: _BlockingCommand(
         channels.JOIN, "channel_joined", lambda command: (api_types.JoinChannel(command.user, command.config),)
     ),
-    ops.ChannelLeaveCommand: _BlockingCommand(
+    ChannelLeaveCommand: _BlockingCommand(
         channels.LEAVE, "channel_left", lambda command: (api_types.LeaveChannel(command.user),)
     ),
-    ops.ChannelHistoryCommand: _BlockingCommand(
+    ChannelHistoryCommand: _BlockingCommand(
         channels.HISTORY,
         "channel_history",
         lambda command: ({option: getattr(command, name) for name, option in channels.HISTORY_PARAMETERS.items()},),
     ),
-    ops.ChannelMembersCommand: _BlockingCommand(
+    ChannelMembersCommand: _BlockingCommand(
         channels.MEMBERS, "channel_members", lambda command: (command.page, command.page_size)
     ),
-    ops.ChannelConfigureCommand: _BlockingCommand(
+    ChannelConfigureCommand: _BlockingCommand(
         ChannelOperation(channels.CONFIGURE_SCOPES, _configure), "channel_configured", lambda command: (command.config,)
     ),
-    ops.ChannelSetAclCommand: _BlockingCommand(
+    ChannelSetAclCommand: _BlockingCommand(
         channels.SET_ACL,
         "channel_acl",
         lambda command: (api_types.ChangeAcl(command.kind, command.add, command.remove),),
     ),
-    ops.ChannelDeleteCommand: _BlockingCommand(channels.DELETE_CHANNEL, "channel_deleted"),
-    ops.ChannelPushCommand: _BlockingCommand(
+    ChannelDeleteCommand: _BlockingCommand(channels.DELETE_CHANNEL, "channel_deleted"),
+    ChannelPushCommand: _BlockingCommand(
         channels.PUSH,
         "channel_pushed",
         lambda command: (channels.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64)),),
     ),
-    ops.ChannelPopCommand: _BlockingCommand(channels.POP, "channel_popped"),
-    ops.ChannelClearCommand: _BlockingCommand(channels.CLEAR, "channel_cleared"),
+    ChannelPopCommand: _BlockingCommand(channels.POP, "channel_popped"),
+    ChannelClearCommand: _BlockingCommand(channels.CLEAR, "channel_cleared"),
 }
-_COMMAND_SCOPES: Final[dict[type[ops.ChannelCommandBase], frozenset[str]]] = {
+_COMMAND_SCOPES: Final[dict[type[ChannelCommandBase], frozenset[str]]] = {
     **{command: row.operation.scopes for command, row in _BLOCKING_COMMANDS.items()},
-    ops.ChannelPublishCommand: channels.PUBLISH_SCOPES,
-    ops.ChannelSubscribeCommand: channels.SUBSCRIBE_SCOPES,
-    ops.ChannelUnsubscribeCommand: channels.SUBSCRIBE_SCOPES,
+    ChannelPublishCommand: channels.PUBLISH_SCOPES,
+    ChannelSubscribeCommand: channels.SUBSCRIBE_SCOPES,
+    ChannelUnsubscribeCommand: channels.SUBSCRIBE_SCOPES,
 }
 _encode = msgspec.json.Encoder().encode
 
@@ -132,7 +315,7 @@ _encode = msgspec.json.Encoder().encode
 class SessionHost(Protocol):
     """The connection of a channel session."""
 
-    def fail(self, command: ops.ChannelCommand, error: BaseException) -> None:
+    def fail(self, command: ChannelCommand, error: BaseException) -> None:
         """Send an error reply to a command."""
 
     def add_pending_bytes(self, size: int) -> None:
@@ -166,7 +349,7 @@ class ChannelSession:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────
 
-    async def execute(self, command: ops.ChannelCommand, size: int) -> None:
+    async def execute(self, command: ChannelCommand, size: int) -> None:
         _check_allowed(self._identity.principal, _COMMAND_SCOPES[type(command)], "channel", command.channel)
         user = self._user
         if user is None:
@@ -175,20 +358,20 @@ class ChannelSession:
                 return
             self._user = user
             self._service.channels.on_connect(user)
-        if isinstance(command, ops.ChannelPublishCommand):
+        if isinstance(command, ChannelPublishCommand):
             self._publish(command, user, size)
             return
         if self._publishes_in_flight:  # commands take effect in the order of the client
             await asyncio.wait(self._publishes_in_flight)
         match command:
-            case ops.ChannelSubscribeCommand():
+            case ChannelSubscribeCommand():
                 await self._subscribe(command, user)
-            case ops.ChannelUnsubscribeCommand():
+            case ChannelUnsubscribeCommand():
                 self._unsubscribe(command)
             case _:
                 await self._execute_blocking(command, user)
 
-    async def _execute_blocking(self, command: ops.ChannelCommand, user: str) -> None:
+    async def _execute_blocking(self, command: ChannelCommand, user: str) -> None:
         """Run a command in a thread: it may wait for a disk or a lock."""
         row = _BLOCKING_COMMANDS[type(command)]
         call = ChannelCall(self._service.channels.manager, command.channel, user, self)
@@ -201,7 +384,7 @@ class ChannelSession:
 
     # ── subscriptions ─────────────────────────────────────────────────────────────────────────
 
-    async def _subscribe(self, command: ops.ChannelSubscribeCommand, user: str) -> None:
+    async def _subscribe(self, command: ChannelSubscribeCommand, user: str) -> None:
         """Start a stream. It replaces and continues an earlier one of the channel, unless from_seq is given."""
         channel = command.channel
         if command.from_seq is not None and command.from_seq < 0:
@@ -221,7 +404,7 @@ class ChannelSession:
             await stream.catch_up(self._peer, after, self._host.wait_writable)
         stream.start(self._peer)
 
-    def _unsubscribe(self, command: ops.ChannelUnsubscribeCommand) -> None:
+    def _unsubscribe(self, command: ChannelUnsubscribeCommand) -> None:
         stream = self._streams.pop(command.channel, None)
         if stream is not None:
             stream.close()
@@ -256,7 +439,7 @@ class ChannelSession:
 
     # ── publishing ────────────────────────────────────────────────────────────────────────────
 
-    def _publish(self, command: ops.ChannelPublishCommand, user: str, size: int) -> None:
+    def _publish(self, command: ChannelPublishCommand, user: str, size: int) -> None:
         body = api_types.PublishToChannel(command.payload, command.payload_base64, command.messages, command.qos)
         payloads = channels.publish_payloads(body)
         future = self._service.channels.publish(command.channel, user, payloads, qos=command.qos, source=self)
@@ -267,12 +450,12 @@ class ChannelSession:
         self._host.add_pending_bytes(size)
         future.add_done_callback(partial(self._on_publish_done, command, size))
 
-    def _on_publish_done(self, command: ops.ChannelPublishCommand, size: int, future: asyncio.Future[Ack]) -> None:
+    def _on_publish_done(self, command: ChannelPublishCommand, size: int, future: asyncio.Future[Ack]) -> None:
         self._publishes_in_flight.discard(future)
         self._host.add_pending_bytes(-size)
         self._send_ack(command, future)
 
-    def _send_ack(self, command: ops.ChannelPublishCommand, future: asyncio.Future[Ack]) -> None:
+    def _send_ack(self, command: ChannelPublishCommand, future: asyncio.Future[Ack]) -> None:
         error = future.exception()
         if error is None:
             self._socket.send(

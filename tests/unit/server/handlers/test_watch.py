@@ -13,7 +13,7 @@ from tests.unit.server.fakes import FakeExchange, FakeSink, RunningStream, Serve
 
 from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Response, Stream
-from tidelog.server.push.watch_sessions import TTL_MS
+from tidelog.server.push.topic_stream import TTL_MS
 
 KEYS = "full,reader:r,writer:w,mine:rw:my|our"
 

@@ -11,7 +11,7 @@ from tidelog.engine import SEQ_MAX, FieldSelection
 from tidelog.server.auth import ANONYMOUS
 from tidelog.server.errors import ApiError
 from tidelog.server.push.page_cache import ReadOptions
-from tidelog.server.push.watch_sessions import TTL_MS, WatchSession, WatchSessions
+from tidelog.server.push.topic_stream import TTL_MS, WatchSession, WatchSessions
 from tidelog.testing import ManualClock
 
 VIEW = ReadOptions(256, 262_144, frozenset(), FieldSelection())
