@@ -19,7 +19,7 @@ from threading import Thread
 from benchmarks.common import GB, Result, alternate, payloads, result, scratch_dir
 
 from tidelog.channels import Channel, ChannelLimits, ChannelManager, Subscription
-from tidelog.channels.message_log import Message
+from tidelog.channels.store import Message
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 

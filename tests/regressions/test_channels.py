@@ -15,7 +15,7 @@ from tests.unit.channels.conftest import ANN, BOB, CHANNEL, CID, ChannelEnv
 from tests.unit.engine.harness import TIMEOUT_S, running
 
 import tidelog
-from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, message_log
+from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, store
 from tidelog.channels.channel_state import ChannelState
 from tidelog.channels.rules import directory_name
 from tidelog.channels.store import ChannelStore
@@ -41,16 +41,16 @@ class Slow:
 
     def __init__(self, patch: Patch) -> None:
         self.begun, self.go, self.free = Event(), Event(), False
-        real = message_log.MessageLog.sync
+        real = store.MessageLog.sync
 
-        def sync(log: message_log.MessageLog) -> None:
+        def sync(log: store.MessageLog) -> None:
             self.begun.set()
             if not self.free:
                 assert self.go.wait(TIMEOUT_S), "nobody let it go"
                 self.go.clear()
             real(log)
 
-        patch.setattr(message_log.MessageLog, "sync", sync)
+        patch.setattr(store.MessageLog, "sync", sync)
 
     def one(self) -> None:
         """Wait until a sync has begun and let it end."""
@@ -284,15 +284,15 @@ def test_a_history_begins_where_retention_has_left_it(env: ChannelEnv, monkeypat
     for _ in range(2):
         ann.publish_many([b"x"] * 200)
         log._log.seal()
-    read, dropped = message_log.MessageLog.read, list[int]()
+    read, dropped = store.MessageLog.read, list[int]()
 
-    def late(self: message_log.MessageLog, first: int, **more: Any) -> Any:
+    def late(self: store.MessageLog, first: int, **more: Any) -> Any:
         if not dropped:
             self.keep_newest(100)
             dropped.append(self.first_seq)
         return read(self, first, **more)
 
-    monkeypatch.setattr(message_log.MessageLog, "read", late)
+    monkeypatch.setattr(store.MessageLog, "read", late)
     page = ann.history(1, limit=10)
     assert dropped
     assert dropped[0] > 1
@@ -445,7 +445,7 @@ def test_a_hole_that_a_power_cut_left_is_counted_logged_and_shown(
 def test_a_damaged_message_of_a_sealed_segment_is_no_hole_that_a_pop_passes_over(
     env: ChannelEnv, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    monkeypatch.setattr(store, "_SEAL_MESSAGES_MIN", 2)
     ann = env.channel(ANN)
     ann.join(persist=True, type="fifo", max_persist_messages=5)
     said = [b"a" * 20, b"b" * 20, b"c" * 20, b"d" * 20]

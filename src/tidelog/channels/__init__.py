@@ -5,20 +5,19 @@ A program gets a `Channel` handle from `tidelog.open(…).channel`. How the modu
     channel         the handle: one channel as one user sees it, with publish, subscribe and history. Read this first
     membership      join, leave, access lists, settings, delete
     manager         all channels of one directory: shards, restore, tick, close; the hook
-    channel_state   one open channel: the store of its group commit, fan-out, the fifo cursor
-    subscription    the bounded event queue of one subscriber
+    channel_state   one open channel: its group commit, fan-out, the event queue of a subscriber, the fifo cursor
     rules           decisions without I/O: names, access lists, limits, membership changes
-    message_log     messages on disk; store: metadata on disk, and its check; metrics: counters
+    store           messages and metadata on disk, and their check
+    metrics         counters and durations
 """
 
 from __future__ import annotations
 
 from tidelog.channels.channel import Channel, ChannelInfo, HistoryPage
-from tidelog.channels.channel_state import Ack, PublishFuture
+from tidelog.channels.channel_state import Ack, ChannelEvent, Presence, PublishFuture, Subscription, SubscriptionEnded
 from tidelog.channels.manager import Authenticate, ChannelManager, Hook, Validate
-from tidelog.channels.message_log import Message
 from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator
-from tidelog.channels.subscription import ChannelEvent, Presence, Subscription, SubscriptionEnded
+from tidelog.channels.store import Message
 from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
 
 __all__ = [

@@ -23,11 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidelog.channels import membership, rules
-from tidelog.channels.channel_state import Ack, ChannelState, PublishFuture
+from tidelog.channels.channel_state import Ack, ChannelState, PublishFuture, Subscription
 from tidelog.channels.manager import ChannelManager, validate_payload
-from tidelog.channels.message_log import Message, MessageLog
 from tidelog.channels.rules import Operator, User
-from tidelog.channels.subscription import Subscription
+from tidelog.channels.store import Message, MessageLog
 from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, ChannelNotFound, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.channel_meta import ChannelConfig, ChannelMeta

@@ -19,10 +19,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from tidelog.channels import rules
 from tidelog.channels.channel_state import ChannelState, FifoQueue
-from tidelog.channels.message_log import MessageLog
 from tidelog.channels.metrics import ChannelMetrics
 from tidelog.channels.rules import ChannelLimits, check_user
-from tidelog.channels.store import ChannelStore
+from tidelog.channels.store import ChannelStore, MessageLog
 from tidelog.clock import Clock
 from tidelog.disk import process
 from tidelog.disk.interface import Disk

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.channels import message_log
+from tidelog.channels import store
 
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    monkeypatch.setattr(store, "_SEAL_MESSAGES_MIN", 2)

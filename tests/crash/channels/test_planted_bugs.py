@@ -13,9 +13,8 @@ from tests.crash.channels.random_runs import run_random
 from tidelog.channels import rules, store
 from tidelog.channels.channel_state import FifoQueue
 from tidelog.channels.manager import MembershipIndex
-from tidelog.channels.message_log import MessageLog
 from tidelog.channels.rules import LeaveResult
-from tidelog.channels.store import DELETED_MARKER_FILE, METADATA_FILE, ChannelStore
+from tidelog.channels.store import DELETED_MARKER_FILE, METADATA_FILE, ChannelStore, MessageLog
 from tidelog.disk import durability
 from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join

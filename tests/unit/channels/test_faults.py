@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tidelog.channels import Channel, ChannelLimits, ChannelManager, message_log
+from tidelog.channels import Channel, ChannelLimits, ChannelManager, store
 from tidelog.channels.rules import directory_name
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, Latched, WriteFailed
 from tidelog.testing import DiskCall, ManualClock, SimDisk, SyncMode
@@ -70,7 +70,7 @@ def cells(*columns: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    monkeypatch.setattr(store, "_SEAL_MESSAGES_MIN", 2)
 
 
 class World:
@@ -90,7 +90,7 @@ class World:
     def channel(self, user: str = ANN, name: str = A) -> Channel:
         return Channel(self.manager, name, user)
 
-    def log(self, name: str = A) -> message_log.MessageLog:
+    def log(self, name: str = A) -> store.MessageLog:
         with self.manager.locked(name):
             return self.manager.get_channel(name).message_log()
 

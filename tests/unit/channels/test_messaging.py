@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.channels.conftest import ANN, BOB, CID, ChannelEnv
 
-from tidelog.channels import Message, Presence, SubscriptionEnded, message_log
+from tidelog.channels import Message, Presence, SubscriptionEnded, store
 from tidelog.channels.channel_state import ChannelState
 from tidelog.errors import (
     BadInput,
@@ -286,7 +286,7 @@ def test_a_history_page_is_bounded(env: ChannelEnv) -> None:
 
 def test_max_persist_messages_limits_the_history(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     """G147: whole sealed segments outside the window go, and the first seq is the oldest file's name."""
-    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    monkeypatch.setattr(store, "_SEAL_MESSAGES_MIN", 2)
     ann = env.channel(ANN)
     ann.join(persist=True, max_persist_messages=10)
     for number in range(1, 41):
@@ -302,7 +302,7 @@ def test_max_persist_messages_limits_the_history(env: ChannelEnv, monkeypatch: p
 
 
 def test_messages_lost_to_a_power_cut_have_not_evicted_others(env: ChannelEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    monkeypatch.setattr(store, "_SEAL_MESSAGES_MIN", 2)
     ann = env.channel(ANN)
     ann.join(persist=True, max_persist_messages=4)
     for number in range(1, 7):
