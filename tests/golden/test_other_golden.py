@@ -20,8 +20,8 @@ from struct import Struct, pack
 import numpy as np
 import pytest
 
-from tidelog.commitlog.codecs import laminar_layout, narwhal_layout, rustlog_layout
-from tidelog.commitlog.codecs.rustlog_layout import CleanerCheckpoint
+from tidelog.commitlog.codecs import laminar, narwhal, rustlog
+from tidelog.commitlog.codecs.rustlog import CleanerCheckpoint
 from tidelog.commitlog.vectorized import scan_records
 from tidelog.errors import Corrupt
 from tidelog.formats.rows import Rows, ScanResult, ScanStop, iter_records
@@ -84,76 +84,72 @@ def test_the_vectors_of_the_specification_are_unchanged() -> None:
 
 def test_a_rustlog_segment_is_written_and_read() -> None:
     hello = golden("rustlog/00000000000000000007.log")
-    assert rustlog_layout.encode(7, TS_US, [b"hello"]) == hello
-    assert listed(scan_records(rustlog_layout.LAYOUT, hello, above=6).rows) == [Record(7, TS_US, b"hello")]
+    assert rustlog.encode(7, TS_US, [b"hello"]) == hello
+    assert listed(scan_records(rustlog.LAYOUT, hello, above=6).rows) == [Record(7, TS_US, b"hello")]
     tide = golden("rustlog/00000000000000000040.log")
-    assert b"".join(rustlog_layout.encode(r.seq, r.ts_us, [r.data]) for r in TIDE) == tide
-    walk = scan_records(rustlog_layout.LAYOUT, tide, above=39)
+    assert b"".join(rustlog.encode(r.seq, r.ts_us, [r.data]) for r in TIDE) == tide
+    walk = scan_records(rustlog.LAYOUT, tide, above=39)
     assert (listed(walk.rows), walk.end, walk.stop) == (TIDE, len(tide), ScanStop.END)
-    assert rustlog_layout.encode_index(walk.rows.seq, walk.rows.frame_pos, 0) == golden(
-        "rustlog/00000000000000000040.index"
-    )
+    assert rustlog.encode_index(walk.rows.seq, walk.rows.frame_pos, 0) == golden("rustlog/00000000000000000040.index")
     for base, log in ((7, hello), (40, tide)):
         side_car = golden(f"rustlog/{base:020d}.crc")
-        assert rustlog_layout.encode_crcs(log, scan_records(rustlog_layout.LAYOUT, log).rows) == side_car
-        assert scan_records(rustlog_layout.LAYOUT, log, crcs=rustlog_layout.read_crcs(side_car)).stop is ScanStop.END
+        assert rustlog.encode_crcs(log, scan_records(rustlog.LAYOUT, log).rows) == side_car
+        assert scan_records(rustlog.LAYOUT, log, crcs=rustlog.read_crcs(side_car)).stop is ScanStop.END
 
 
 def rustlog_hundred() -> bytes:
     """The log whose index the specification gives: 25 bytes a record, so record 100 is at byte 2500."""
-    return rustlog_layout.encode(0, TS_US, [b"hello"] * 101)
+    return rustlog.encode(0, TS_US, [b"hello"] * 101)
 
 
 def test_a_rustlog_index_is_written_and_read() -> None:
     data = golden("rustlog/00000000000000000000.index")
     log = rustlog_hundred()
-    rows = scan_records(rustlog_layout.LAYOUT, log).rows
-    assert rustlog_layout.encode_index(rows.seq, rows.frame_pos, 0) == data
-    index = rustlog_layout.read_index(data)
+    rows = scan_records(rustlog.LAYOUT, log).rows
+    assert rustlog.encode_index(rows.seq, rows.frame_pos, 0) == data
+    index = rustlog.read_index(data)
     assert index is not None
     assert index.tolist() == [(0, 0), (100, 2500)]
-    assert rustlog_layout.index_fault(index, len(log), 0, 101) is None
-    assert rustlog_layout.index_mismatch(index, log) is None
+    assert rustlog.index_fault(index, len(log), 0, 101) is None
+    assert rustlog.index_mismatch(index, log) is None
 
 
 def test_a_laminar_segment_is_written_and_read() -> None:
     store, index = golden("laminar/0.store"), golden("laminar/0.index")
-    content, entry = laminar_layout.encode(0, [b"Hello World!"], 0)
-    assert (content, laminar_layout.encode_marker(0) + entry) == (store, index)
-    base, entries = laminar_layout.read_index(index)
+    content, entry = laminar.encode(0, [b"Hello World!"], 0)
+    assert (content, laminar.encode_marker(0) + entry) == (store, index)
+    base, entries = laminar.read_index(index)
     assert base == 0
-    assert listed(laminar_layout.scan_records(store, entries, 0).rows) == [Record(0, 0, b"Hello World!")]
+    assert listed(laminar.scan_records(store, entries, 0).rows) == [Record(0, 0, b"Hello World!")]
 
 
 def test_a_laminar_segment_with_a_hole_and_metadata_is_written_and_read() -> None:
     store, index = golden("laminar/5.store"), golden("laminar/5.index")
-    base, entries = laminar_layout.read_index(index)
+    base, entries = laminar.read_index(index)
     assert base == 5
-    assert laminar_layout.index_fault(index, 5, len(store)) is None
-    walk = laminar_layout.scan_records(store, entries, 5)
+    assert laminar.index_fault(index, 5, len(store)) is None
+    walk = laminar.scan_records(store, entries, 5)
     assert listed(walk.rows) == [
         Record(5, 0, b"tide"),
         Record(7, 0, b"log", meta=b"key"),
         Record(8, 0, b""),
     ]
     assert (walk.end, walk.stop) == (len(store), ScanStop.END)
-    wide, wide_entry = laminar_layout.encode(5, [b"tide"], 0, 8)
-    last, last_entry = laminar_layout.encode(8, [b""], len(store) - 9)
+    wide, wide_entry = laminar.encode(5, [b"tide"], 0, 8)
+    last, last_entry = laminar.encode(8, [b""], len(store) - 9)
     assert (wide, last) == (store[: len(wide)], store[-len(last) :])
-    assert (laminar_layout.encode_marker(5) + wide_entry, last_entry) == (index[:32], index[-16:])
+    assert (laminar.encode_marker(5) + wide_entry, last_entry) == (index[:32], index[-16:])
 
 
 def test_a_narwhal_segment_is_written_and_read() -> None:
     hi = golden("narwhal/00000000000000000001.log")
-    assert narwhal_layout.encode(1, 1_700_000_000, [b"hi"], b"alice@localhost") == hi
-    assert listed(scan_records(narwhal_layout.LAYOUT, hi).rows) == [
-        Record(1, 1_700_000_000_000, b"hi", b"alice@localhost")
-    ]
+    assert narwhal.encode(1, 1_700_000_000, [b"hi"], b"alice@localhost") == hi
+    assert listed(scan_records(narwhal.LAYOUT, hi).rows) == [Record(1, 1_700_000_000_000, b"hi", b"alice@localhost")]
     tide = golden("narwhal/00000000000000000040.log")
-    assert b"".join(narwhal_layout.encode(r.seq, r.ts_us // 1000, [r.data], r.node) for r in NARWHAL_TIDE) == tide
-    walk = scan_records(narwhal_layout.LAYOUT, tide, above=39)
+    assert b"".join(narwhal.encode(r.seq, r.ts_us // 1000, [r.data], r.node) for r in NARWHAL_TIDE) == tide
+    walk = scan_records(narwhal.LAYOUT, tide, above=39)
     assert (listed(walk.rows), walk.end, walk.stop) == (NARWHAL_TIDE, len(tide), ScanStop.END)
-    index, _ = narwhal_layout.encode_index(
+    index, _ = narwhal.encode_index(
         walk.rows.seq, walk.rows.frame_pos, np.append(walk.rows.frame_pos[1:], len(tide)), 40
     )
     assert index == golden("narwhal/00000000000000000040.idx")
@@ -161,20 +157,18 @@ def test_a_narwhal_segment_is_written_and_read() -> None:
 
 def narwhal_ninety() -> bytes:
     """The log whose index the specification gives: 92 records of 44 bytes and one of 52, then byte 4100."""
-    return narwhal_layout.encode(100, TS_MS, [b"x" * 18] * 92 + [b"x" * 26] + [b"x"] * 3)
+    return narwhal.encode(100, TS_MS, [b"x" * 18] * 92 + [b"x" * 26] + [b"x"] * 3)
 
 
 def test_a_narwhal_index_is_written_and_read() -> None:
     data = golden("narwhal/00000000000000000100.idx")
     log = narwhal_ninety()
-    rows = scan_records(narwhal_layout.LAYOUT, log).rows
-    assert (
-        narwhal_layout.encode_index(rows.seq, rows.frame_pos, np.append(rows.frame_pos[1:], len(log)), 100)[0] == data
-    )
-    index = narwhal_layout.read_index(data)
+    rows = scan_records(narwhal.LAYOUT, log).rows
+    assert narwhal.encode_index(rows.seq, rows.frame_pos, np.append(rows.frame_pos[1:], len(log)), 100)[0] == data
+    index = narwhal.read_index(data)
     assert index.tolist() == [(0, 0), (93, 4100)]
-    assert narwhal_layout.index_fault(data, len(log)) is None
-    assert narwhal_layout.index_mismatch(index, log, 100) is None
+    assert narwhal.index_fault(data, len(log)) is None
+    assert narwhal.index_mismatch(index, log, 100) is None
 
 
 IDLE = CleanerCheckpoint(1000, TS_MS, None, 1_700_000_600_123_456)
@@ -184,9 +178,9 @@ RUNNING = replace(IDLE, running=(2000, "copy"))
 def test_a_cleaner_checkpoint_is_written_and_read() -> None:
     for name, value in (("idle", IDLE), ("running", RUNNING)):
         text = golden(f"rustlog/{name}.cleaner_checkpoint")
-        assert rustlog_layout.encode_cleaner_checkpoint(value) == text
-        assert rustlog_layout.decode_cleaner_checkpoint(text) == value
-    binary = rustlog_layout.decode_cleaner_checkpoint(golden("rustlog/binary.cleaner_checkpoint"))
+        assert rustlog.encode_cleaner_checkpoint(value) == text
+        assert rustlog.decode_cleaner_checkpoint(text) == value
+    binary = rustlog.decode_cleaner_checkpoint(golden("rustlog/binary.cleaner_checkpoint"))
     assert binary == CleanerCheckpoint(1000, 0, None, 1_700_000_600_123_000)
 
 
@@ -195,7 +189,7 @@ def test_a_cleaner_checkpoint_is_written_and_read() -> None:
 
 def part_of(log: bytes, at: int) -> str:
     """Which field of a sound rustlog segment this byte belongs to."""
-    rows = scan_records(rustlog_layout.LAYOUT, log).rows
+    rows = scan_records(rustlog.LAYOUT, log).rows
     inside = at - int(rows.frame_pos[np.searchsorted(rows.frame_pos, at, "right") - 1])
     return "length" if inside < 4 else "offset" if inside < 12 else "timestamp" if inside < 20 else "data"
 
@@ -203,9 +197,9 @@ def part_of(log: bytes, at: int) -> str:
 def not_found(log: bytes, base: int) -> Counter[str]:
     """How many changed files end cleanly although their records are others, by the field that was changed."""
     missed: Counter[str] = Counter()
-    right = listed(scan_records(rustlog_layout.LAYOUT, log).rows)
+    right = listed(scan_records(rustlog.LAYOUT, log).rows)
     for at, changed in changes(log):
-        walk = scan_records(rustlog_layout.LAYOUT, changed, above=base - 1)
+        walk = scan_records(rustlog.LAYOUT, changed, above=base - 1)
         if not found(walk):
             assert listed(walk.rows) != right
             missed[part_of(log, at)] += 1
@@ -242,26 +236,26 @@ def test_without_a_side_car_only_bounds_and_order_are_held_and_exactly_this_slip
 def test_with_the_side_car_every_change_of_a_rustlog_segment_is_found(base: int) -> None:
     log = golden(f"rustlog/{base:020d}.log")
     side_car = golden(f"rustlog/{base:020d}.crc")
-    right = listed(scan_records(rustlog_layout.LAYOUT, log).rows)
+    right = listed(scan_records(rustlog.LAYOUT, log).rows)
     for at, changed in changes(log):
-        walk = scan_records(rustlog_layout.LAYOUT, changed, above=base - 1, crcs=rustlog_layout.read_crcs(side_car))
+        walk = scan_records(rustlog.LAYOUT, changed, above=base - 1, crcs=rustlog.read_crcs(side_car))
         assert found(walk), at
         assert listed(walk.rows) == right[: len(walk.rows)], "nothing wrong is handed out"
     for at, changed in changes(side_car):
-        walk = scan_records(rustlog_layout.LAYOUT, log, above=base - 1, crcs=rustlog_layout.read_crcs(changed))
+        walk = scan_records(rustlog.LAYOUT, log, above=base - 1, crcs=rustlog.read_crcs(changed))
         assert (walk.stop, len(walk.rows)) == (ScanStop.BAD, at // 4)
     for short in cuts(side_car):
-        walk = scan_records(rustlog_layout.LAYOUT, log, above=base - 1, crcs=rustlog_layout.read_crcs(short))
+        walk = scan_records(rustlog.LAYOUT, log, above=base - 1, crcs=rustlog.read_crcs(short))
         assert (walk.stop, len(walk.rows)) == (ScanStop.BAD, len(short) // 4)
 
 
 @pytest.mark.parametrize("base", [7, 40])
 def test_a_rustlog_segment_cut_anywhere_gives_the_records_that_are_whole(base: int) -> None:
     log = golden(f"rustlog/{base:020d}.log")
-    rows = scan_records(rustlog_layout.LAYOUT, log).rows
-    crcs = rustlog_layout.read_crcs(golden(f"rustlog/{base:020d}.crc"))
+    rows = scan_records(rustlog.LAYOUT, log).rows
+    crcs = rustlog.read_crcs(golden(f"rustlog/{base:020d}.crc"))
     for short in cuts(log):
-        walk = scan_records(rustlog_layout.LAYOUT, short, above=base - 1)
+        walk = scan_records(rustlog.LAYOUT, short, above=base - 1)
         assert listed(walk.rows) == listed(rows)[: len(walk.rows)]
         # At a boundary nothing in the file tells; the side-car has one checksum too many.
         assert found(walk) or (len(short) in rows.frame_pos and len(walk.rows) < len(crcs))
@@ -271,11 +265,11 @@ def test_every_change_of_a_rustlog_index_is_found() -> None:
     log, data = rustlog_hundred(), golden("rustlog/00000000000000000000.index")
 
     def refused(buf: bytes) -> bool:
-        index = rustlog_layout.read_index(buf)
+        index = rustlog.read_index(buf)
         return (
             index is None
-            or rustlog_layout.index_fault(index, len(log), 0, 101) is not None
-            or rustlog_layout.index_mismatch(index, log) is not None
+            or rustlog.index_fault(index, len(log), 0, 101) is not None
+            or rustlog.index_mismatch(index, log) is not None
         )
 
     assert not refused(data)
@@ -290,20 +284,20 @@ def test_every_change_of_a_rustlog_index_is_found() -> None:
 @pytest.mark.parametrize("base", [0, 5])
 def test_every_change_of_a_laminar_segment_is_found(base: int) -> None:
     store, index = golden(f"laminar/{base}.store"), golden(f"laminar/{base}.index")
-    right = listed(laminar_layout.scan_records(store, laminar_layout.read_index(index)[1], base).rows)
+    right = listed(laminar.scan_records(store, laminar.read_index(index)[1], base).rows)
 
     def refused(store: bytes, index: bytes) -> bool:
-        walk = laminar_layout.scan_records(store, laminar_layout.read_index(index)[1], base)
+        walk = laminar.scan_records(store, laminar.read_index(index)[1], base)
         assert listed(walk.rows) == right[: len(walk.rows)], "nothing wrong is handed out"
-        return found(walk) or laminar_layout.index_fault(index, base, len(store)) is not None
+        return found(walk) or laminar.index_fault(index, base, len(store)) is not None
 
     def leaves_dead_bytes(index: bytes) -> bool:
-        return laminar_layout.count_dead_bytes(laminar_layout.read_index(index)[1], len(store)) > 0
+        return laminar.count_dead_bytes(laminar.read_index(index)[1], len(store)) > 0
 
     assert not refused(store, index)
     assert all(refused(changed, index) for _, changed in changes(store))
     # Where a hole lies means nothing. Its position is the only part of an index that may change unseen.
-    entries = laminar_layout.read_index(index)[1]
+    entries = laminar.read_index(index)[1]
     holes = {16 + 16 * int(at) + 12 + byte for at in np.flatnonzero(entries["length"] == 0) for byte in range(4)}
     assert {at for at, changed in changes(index) if not refused(store, changed)} == holes
     assert all(refused(short, index) for short in cuts(store))
@@ -314,31 +308,31 @@ def test_every_change_of_a_laminar_segment_is_found(base: int) -> None:
 @pytest.mark.parametrize("base", [1, 40])
 def test_every_change_of_a_narwhal_segment_is_found(base: int) -> None:
     log = golden(f"narwhal/{base:020d}.log")
-    rows = scan_records(narwhal_layout.LAYOUT, log).rows
+    rows = scan_records(narwhal.LAYOUT, log).rows
     right = listed(rows)
     for at, changed in changes(log):
-        walk = scan_records(narwhal_layout.LAYOUT, changed, above=base - 1)
+        walk = scan_records(narwhal.LAYOUT, changed, above=base - 1)
         assert found(walk), at
         assert listed(walk.rows) == right[: len(walk.rows)], "nothing wrong is handed out"
     for short in cuts(log):
-        walk = scan_records(narwhal_layout.LAYOUT, short, above=base - 1)
+        walk = scan_records(narwhal.LAYOUT, short, above=base - 1)
         assert listed(walk.rows) == right[: len(walk.rows)]
         assert found(walk) or len(short) in rows.frame_pos
 
 
 def test_every_change_of_a_narwhal_index_is_found_preallocated_or_not() -> None:
     log, data = narwhal_ninety(), golden("narwhal/00000000000000000100.idx")
-    capacity = narwhal_layout.index_capacity(4 * 4096)
+    capacity = narwhal.index_capacity(4 * 4096)
 
     def refused(buf: bytes) -> bool:
         return (
-            narwhal_layout.index_fault(buf, len(log), capacity) is not None
-            or narwhal_layout.index_mismatch(narwhal_layout.read_index(buf), log, 100) is not None
+            narwhal.index_fault(buf, len(log), capacity) is not None
+            or narwhal.index_mismatch(narwhal.read_index(buf), log, 100) is not None
         )
 
     for whole in (data, data + bytes(capacity - len(data))):
         assert not refused(whole)
-        assert narwhal_layout.read_index(whole).tolist() == [(0, 0), (93, 4100)]
+        assert narwhal.read_index(whole).tolist() == [(0, 0), (93, 4100)]
         assert all(refused(changed) for _, changed in changes(whole))
         # An index with fewer entries is a sound one: readers walk further. It only may not be empty.
         sound = [len(short) for short in cuts(whole) if not refused(short)]
@@ -363,7 +357,7 @@ def test_a_changed_checkpoint_is_corrupt_or_says_the_same_or_has_one_other_numbe
     other = 0
     for _, changed in changes(text):
         try:
-            read = rustlog_layout.decode_cleaner_checkpoint(changed)
+            read = rustlog.decode_cleaner_checkpoint(changed)
         except Corrupt:
             continue
         assert (read.running or [0, ""])[1] == (value.running or [0, ""])[1]
@@ -373,13 +367,13 @@ def test_a_changed_checkpoint_is_corrupt_or_says_the_same_or_has_one_other_numbe
     assert other == missed
     for short in cuts(text):
         with pytest.raises(Corrupt):
-            rustlog_layout.decode_cleaner_checkpoint(short)
+            rustlog.decode_cleaner_checkpoint(short)
 
 
 def test_a_binary_checkpoint_cut_anywhere_is_corrupt() -> None:
     data = golden("rustlog/binary.cleaner_checkpoint")
     for short in cuts(data):
         with pytest.raises(Corrupt):
-            rustlog_layout.decode_cleaner_checkpoint(short)
+            rustlog.decode_cleaner_checkpoint(short)
     assert Struct(">QQ").unpack(data) == (1000, 1_700_000_600_123)
     assert pack(">QQ", 1000, 1_700_000_600_123) == data

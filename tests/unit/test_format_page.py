@@ -24,11 +24,7 @@ from xxhash import xxh3_64_intdigest
 from tidelog.commitlog import PartitionedLog, SegmentedLog, offsets, partitions
 from tidelog.commitlog.codec import Batch, Codec
 from tidelog.commitlog.codecs import CODEC_NAMES as CODECS
-from tidelog.commitlog.codecs import laminar as laminar_codec
-from tidelog.commitlog.codecs import laminar_layout, make_codec, narwhal_layout, rustlog_layout
-from tidelog.commitlog.codecs import narwhal as narwhal_codec
-from tidelog.commitlog.codecs import rustlog as rustlog_codec
-from tidelog.commitlog.codecs import tide as tide_codec
+from tidelog.commitlog.codecs import laminar, make_codec, narwhal, rustlog, tide
 from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
 from tidelog.formats import (
@@ -240,17 +236,17 @@ LAYOUTS: dict[str, Layout] = {
     "Deletion vector head": deletion_vector._HEAD,
     "Snapshot head": file_header._SNAPSHOT_HEADER,
     "Channel cursor": channel_meta._CURSOR,
-    "rustlog record header": rustlog_layout.HEADER,
-    "rustlog short record header": rustlog_layout._LEAD,
-    "rustlog index entry": rustlog_layout.INDEX,
-    "rustlog checksum": rustlog_layout._CRC,
-    "laminar content head": laminar_layout._UNIT[4],
-    "laminar wide content head": laminar_layout._UNIT[8],
-    "laminar marker": laminar_layout.MARKER,
-    "laminar index entry": laminar_layout.INDEX,
-    "narwhal record header": narwhal_layout.HEADER,
-    "narwhal index entry": narwhal_layout.INDEX,
-    "Binary checkpoint": rustlog_layout._BINARY,
+    "rustlog record header": rustlog.HEADER,
+    "rustlog short record header": rustlog._LEAD,
+    "rustlog index entry": rustlog.INDEX,
+    "rustlog checksum": rustlog._CRC,
+    "laminar content head": laminar._UNIT[4],
+    "laminar wide content head": laminar._UNIT[8],
+    "laminar marker": laminar.MARKER,
+    "laminar index entry": laminar.INDEX,
+    "narwhal record header": narwhal.HEADER,
+    "narwhal index entry": narwhal.INDEX,
+    "Binary checkpoint": rustlog._BINARY,
 }
 _CAPTION = re.compile(
     r"\*\*(?P<name>[\w ]+)\*\*, `(?P<struct>[<>]\w+)`, (?P<size>\d+) bytes, (?P<order>little|big)-endian"
@@ -360,7 +356,7 @@ def constant_complaints(text: str) -> Iterator[str]:
         yield "numbers are missing"
     for name, said in pairs:
         module, _, constant = name.strip("`").partition(".")
-        package = "commitlog.codecs" if module.endswith("_layout") else "formats"
+        package = "commitlog.codecs" if module in CODECS else "formats"
         right = getattr(importlib.import_module(f"tidelog.{package}.{module}"), constant)
         if number(said) != right:
             yield f"{name} is {right}, not {said}"
@@ -458,15 +454,15 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"A version above {file_header.SNAPSHOT_VERSION} is `NewerFormat`",
         f"A CheckpointMark of a version above {control_frames.CHECKPOINT_VERSION} is `NewerFormat`",
         f"a CheckpointMark of exactly {control_frames._BARRIER_BYTES} bytes",
-        f"of the data only, at most {spaced(rustlog_layout.RECORD_BYTES_MAX)}",
-        f"number 0, {rustlog_layout.INDEX_EVERY}, {2 * rustlog_layout.INDEX_EVERY} …",
-        f"size not a multiple of {rustlog_layout.INDEX_ENTRY_BYTES},",
-        f"`{laminar_layout.MARKER_BYTES} + (s - first) × {laminar_layout.INDEX_ENTRY_BYTES}`",
-        f"F, at most {narwhal_layout.FROM_BYTES_MAX}",
-        f"node_len over {narwhal_layout.FROM_BYTES_MAX},",
-        f"{narwhal_layout.OVERHEAD_BYTES} bytes around a record",
-        f"whenever {narwhal_layout.INDEX_BYTES} bytes or more",
-        f"size 0 or not a multiple of {narwhal_layout.INDEX_ENTRY_BYTES},",
+        f"of the data only, at most {spaced(rustlog.RECORD_BYTES_MAX)}",
+        f"number 0, {rustlog.INDEX_EVERY}, {2 * rustlog.INDEX_EVERY} …",
+        f"size not a multiple of {rustlog.INDEX_ENTRY_BYTES},",
+        f"`{laminar.MARKER_BYTES} + (s - first) × {laminar.INDEX_ENTRY_BYTES}`",
+        f"F, at most {narwhal.FROM_BYTES_MAX}",
+        f"node_len over {narwhal.FROM_BYTES_MAX},",
+        f"{narwhal.OVERHEAD_BYTES} bytes around a record",
+        f"whenever {narwhal.INDEX_BYTES} bytes or more",
+        f"size 0 or not a multiple of {narwhal.INDEX_ENTRY_BYTES},",
         f"{spaced(reserve)} bytes by default",
         f"with length {spaced(unfinished)}",
         f"more than {spaced(channel_meta.METADATA_BYTES_MAX)} bytes",
@@ -489,10 +485,10 @@ def alternatives(pattern: re.Pattern[str]) -> set[str]:
 def name_complaints(text: str) -> Iterator[str]:
     said = table(text, "", *CODECS)
     patterns = {
-        "tide": tide_codec._TEMPORARY_PATTERN,
-        "rustlog": rustlog_codec._TEMPORARY_PATTERN,
-        "laminar": laminar_codec._TEMPORARY_PATTERN,
-        "narwhal": narwhal_codec._TEMPORARY_PATTERN,
+        "tide": tide._TEMPORARY_PATTERN,
+        "rustlog": rustlog._TEMPORARY_PATTERN,
+        "laminar": laminar._TEMPORARY_PATTERN,
+        "narwhal": narwhal._TEMPORARY_PATTERN,
     }
     digits = said.row("digits of `<first>`, at least")
     for column, name in enumerate(CODECS, 1):

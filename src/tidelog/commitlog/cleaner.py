@@ -27,8 +27,8 @@ import numpy as np
 from tidelog.commitlog import log_state
 from tidelog.commitlog.append import roll_segment
 from tidelog.commitlog.codec import SegmentContent, concat_buffers, reencode
-from tidelog.commitlog.codecs import rustlog_layout
-from tidelog.commitlog.codecs.rustlog_layout import CleanerCheckpoint
+from tidelog.commitlog.codecs import rustlog
+from tidelog.commitlog.codecs.rustlog import CleanerCheckpoint
 from tidelog.commitlog.log_state import LogState
 from tidelog.commitlog.read import corrupt_error
 from tidelog.commitlog.recovery import reload_segment
@@ -116,7 +116,7 @@ def load_checkpoint(state: LogState) -> CleanerCheckpoint | None:
     if text is None:
         return None
     try:
-        return rustlog_layout.decode_cleaner_checkpoint(text)
+        return rustlog.decode_cleaner_checkpoint(text)
     except Corrupt:
         return None
 
@@ -133,7 +133,7 @@ def save_checkpoint(
         state.clock.now_us(),
     )
     with state.step("writing the cleaner's checkpoint"):
-        replace_file(state.disk, join(state.path, CHECKPOINT_FILE), rustlog_layout.encode_cleaner_checkpoint(new))
+        replace_file(state.disk, join(state.path, CHECKPOINT_FILE), rustlog.encode_cleaner_checkpoint(new))
 
 
 def retention_candidates(state: LogState) -> list[RetentionCandidate]:

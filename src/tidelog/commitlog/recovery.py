@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tidelog.commitlog.codec import Codec, Fault, RecoveredSegment, Salvage
-from tidelog.commitlog.codecs import guess_codec, rustlog_layout
+from tidelog.commitlog.codecs import guess_codec, rustlog
 from tidelog.commitlog.segment import ActiveSegment, LogFiles, SealedSegment, created_us, finish_replacements, map_file
 from tidelog.disk.durability import WriteLatch, read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, File, Mode, join
@@ -334,9 +334,9 @@ def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: Recovery
         reach = files.codec.recover(content, _read_sides(files, segment.base), segment.base).next_seq
     if reach >= stop:
         return None
-    text = read_file(files.disk, join(files.directory, rustlog_layout.CLEANER_CHECKPOINT_NAME))
+    text = read_file(files.disk, join(files.directory, rustlog.CLEANER_CHECKPOINT_NAME))
     with suppress(Corrupt):
-        if text is not None and rustlog_layout.decode_cleaner_checkpoint(text).last_cleaned_seq >= stop:
+        if text is not None and rustlog.decode_cleaner_checkpoint(text).last_cleaned_seq >= stop:
             return None
     reason = "no file contains these records and nothing shows that they were removed"
     report.damage.append(Damage(files.codec.data_name(reach), Fault(reach, stop, 0, reason)))

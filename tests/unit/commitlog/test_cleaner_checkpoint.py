@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.commitlog.codecs.rustlog_layout import (
-    CleanerCheckpoint,
-    decode_cleaner_checkpoint,
-    encode_cleaner_checkpoint,
-)
+from tidelog.commitlog.codecs.rustlog import CleanerCheckpoint, decode_cleaner_checkpoint, encode_cleaner_checkpoint
 from tidelog.errors import BadInput, Corrupt
 
 quick = settings(deadline=None, max_examples=100)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.commitlog import vectorized
-from tidelog.commitlog.codecs import narwhal_layout
+from tidelog.commitlog.codecs import narwhal
 from tidelog.commitlog.vectorized import scan_records, scan_runs
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats.rows import ScanResult, ScanStop, iter_records
@@ -124,26 +124,26 @@ def damaged(draw: st.DrawFn) -> bytes:
 )
 def test_what_is_encoded_is_walked_back(first: int, ts_ms: int, parts: list[tuple[bytes, bytes]]) -> None:
     nodes, datas = [node for node, _ in parts], [data for _, data in parts]
-    buf = narwhal_layout.encode(first, ts_ms, datas, nodes)
+    buf = narwhal.encode(first, ts_ms, datas, nodes)
     expected = [(first + i, ts_ms, node, data) for i, (node, data) in enumerate(parts)]
     assert buf == written(expected)
-    assert plain(scan_records(narwhal_layout.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
+    assert plain(scan_records(narwhal.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
 
 
 @pytest.mark.parametrize("node", [b"", b"alice@localhost"])
 def test_one_node_serves_all_records(node: bytes) -> None:
     datas = [b"a", b"", b"ccc"]
-    buf = narwhal_layout.encode(1, 5, datas, node)
-    assert buf == narwhal_layout.encode(1, 5, datas, [node] * 3)
-    rows = scan_records(narwhal_layout.LAYOUT, buf).rows
+    buf = narwhal.encode(1, 5, datas, node)
+    assert buf == narwhal.encode(1, 5, datas, [node] * 3)
+    rows = scan_records(narwhal.LAYOUT, buf).rows
     assert [(r.ts_us, r.node, r.data) for r in iter_records(rows)] == [(5000, node, data) for data in datas]
     assert (rows.node is None) == (node == b"")
 
 
 def test_a_head_its_data_and_their_checksum_are_a_record() -> None:
-    head = narwhal_layout.encode_header(7, 9, b"alice", 5)
-    assert sealed(head + b"hello") == narwhal_layout.encode(7, 9, [b"hello"], b"alice")
-    walk = scan_records(narwhal_layout.LAYOUT, narwhal_layout.encode(6, 9, [b"whole"]) + bytes(len(head)) + b"so far")
+    head = narwhal.encode_header(7, 9, b"alice", 5)
+    assert sealed(head + b"hello") == narwhal.encode(7, 9, [b"hello"], b"alice")
+    walk = scan_records(narwhal.LAYOUT, narwhal.encode(6, 9, [b"whole"]) + bytes(len(head)) + b"so far")
     assert (len(walk.rows), walk.end, walk.stop) == (1, 31, ScanStop.BAD), "zeros in its place are no record"
 
 
@@ -152,7 +152,7 @@ def test_a_head_its_data_and_their_checksum_are_a_record() -> None:
 def test_a_log_with_holes_and_times_that_go_back_is_walked(log: list[Plain]) -> None:
     buf = written(log)
     for kind in (bytes, bytearray, memoryview):
-        assert plain(scan_records(narwhal_layout.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
+        assert plain(scan_records(narwhal.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
 
 
 @thorough
@@ -162,7 +162,7 @@ def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(buf: bytes, data: st.D
     end = data.draw(st.none() | st.integers(pos, len(buf) + 5))
     above, count_max = data.draw(st.integers(-1, 3)), data.draw(st.just((1 << 63) - 1) | st.integers(0, 12))
     expected = read_plainly(buf, pos, end, above=above, count_max=count_max)
-    result = scan_records(narwhal_layout.LAYOUT, buf, pos, end, above=above, count_max=count_max)
+    result = scan_records(narwhal.LAYOUT, buf, pos, end, above=above, count_max=count_max)
     assert plain(result) == expected
 
 
@@ -170,10 +170,10 @@ def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(buf: bytes, data: st.D
 @given(logs(), st.integers(0, 12))
 def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], count_max: int) -> None:
     buf = written(log)
-    full = scan_records(narwhal_layout.LAYOUT, buf)
+    full = scan_records(narwhal.LAYOUT, buf)
     count = min(count_max, len(log))
     end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
-    limited = scan_records(narwhal_layout.LAYOUT, buf, count_max=count_max)
+    limited = scan_records(narwhal.LAYOUT, buf, count_max=count_max)
     assert plain(limited) == (log[:count], end, ScanStop.END)
 
 
@@ -193,7 +193,7 @@ def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], 
 def test_a_record_that_breaks_a_rule_is_bad_although_its_checksum_holds(
     log: list[Plain], above: int, reason: str
 ) -> None:
-    walk = scan_records(narwhal_layout.LAYOUT, written(log), above=above)
+    walk = scan_records(narwhal.LAYOUT, written(log), above=above)
     assert (walk.stop, walk.reason) == (ScanStop.BAD, reason)
     assert plain(walk)[0] == log[:-1]
     assert walk.end == len(written(log[:-1]))
@@ -202,15 +202,15 @@ def test_a_record_that_breaks_a_rule_is_bad_although_its_checksum_holds(
 def test_a_tail_is_torn_at_every_length_that_is_no_boundary() -> None:
     buf = written([(1, 0, b"n", b"abc"), (2, 0, b"", b"")])
     for size in range(len(buf) + 1):
-        walk = scan_records(narwhal_layout.LAYOUT, buf, 0, size)
+        walk = scan_records(narwhal.LAYOUT, buf, 0, size)
         whole = 2 if size == 56 else 1 if size >= 30 else 0
         assert (len(walk.rows), walk.stop) == (whole, ScanStop.END if size in (0, 30, 56) else ScanStop.TORN), size
-        assert everything(walk) == everything(scan_records(narwhal_layout.LAYOUT, buf[:size]))
+        assert everything(walk) == everything(scan_records(narwhal.LAYOUT, buf[:size]))
 
 
 @pytest.mark.parametrize("pos", [-1, 31, 1 << 70])
 def test_a_walk_from_a_place_outside_the_bytes_is_bad(pos: int) -> None:
-    assert scan_records(narwhal_layout.LAYOUT, written([(1, 0, b"n", b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
+    assert scan_records(narwhal.LAYOUT, written([(1, 0, b"n", b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
 
 
 @st.composite
@@ -244,53 +244,49 @@ def test_scan_of_runs_equals_the_plain_scan(log: tuple[bytes, Ints], data: st.Da
             starts = starts[data.draw(st.integers(0, len(starts) - 1)) :]
     end = data.draw(st.integers(0, len(buf))) if data.draw(st.integers(0, 3)) == 0 else None
     above = data.draw(st.sampled_from([0, 1]))
-    expected = scan_records(narwhal_layout.LAYOUT, buf, int(starts[0]), end, above=above)
-    assert everything(scan_runs(narwhal_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
+    expected = scan_records(narwhal.LAYOUT, buf, int(starts[0]), end, above=above)
+    assert everything(scan_runs(narwhal.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
 def test_index_of_a_long_log_gives_runs_that_are_used() -> None:
-    buf = narwhal_layout.encode(1, 5, [b"x" * (i % 200) for i in range(5000)], b"n")
-    rows = scan_records(narwhal_layout.LAYOUT, buf).rows
-    index = narwhal_layout.read_index(
-        narwhal_layout.encode_index(rows.seq, rows.frame_pos, rows.data.pos + rows.data.size + 4, 1)[0]
-    )
+    buf = narwhal.encode(1, 5, [b"x" * (i % 200) for i in range(5000)], b"n")
+    rows = scan_records(narwhal.LAYOUT, buf).rows
+    index = narwhal.read_index(narwhal.encode_index(rows.seq, rows.frame_pos, rows.data.pos + rows.data.size + 4, 1)[0])
     starts = index["position"].astype(np.int64)
     sizes = np.diff(rows.frame_pos, append=len(buf))
     found = vectorized.locate_records(starts, len(buf), 22, lambda at: sizes[np.searchsorted(rows.frame_pos, at)])
     assert found is not None, "a healthy index is worth it"
     assert found.tolist() == rows.frame_pos.tolist()
-    assert everything(scan_runs(narwhal_layout.LAYOUT, buf, starts)) == everything(
-        scan_records(narwhal_layout.LAYOUT, buf)
-    )
+    assert everything(scan_runs(narwhal.LAYOUT, buf, starts)) == everything(scan_records(narwhal.LAYOUT, buf))
 
 
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
 def test_starts_that_cannot_be_runs_are_harmless(starts: list[int]) -> None:
     for buf in (written([(1, 0, b"", b"abc")]), b""):
-        expected = scan_records(narwhal_layout.LAYOUT, buf, starts[0] if starts else 0)
-        assert everything(scan_runs(narwhal_layout.LAYOUT, buf, np.array(starts, np.int64))) == everything(expected)
+        expected = scan_records(narwhal.LAYOUT, buf, starts[0] if starts else 0)
+        assert everything(scan_runs(narwhal.LAYOUT, buf, np.array(starts, np.int64))) == everything(expected)
 
 
 def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
     buf = written([(i + 1, 0, b"", b"") for i in range(100)]) + b"end"
     ats = np.arange(100, dtype=np.int64) * 26
     for wrong in (np.append(-26, ats), np.append(ats, 2600), np.append(ats, 2602), np.append(ats, ats), ats[::-1]):
-        expected = scan_records(narwhal_layout.LAYOUT, buf, int(wrong[0]))
-        assert everything(scan_runs(narwhal_layout.LAYOUT, buf, wrong)) == everything(expected), wrong[[0, -1]]
+        expected = scan_records(narwhal.LAYOUT, buf, int(wrong[0]))
+        assert everything(scan_runs(narwhal.LAYOUT, buf, wrong)) == everything(expected), wrong[[0, -1]]
 
 
 def test_node_over_the_limit_is_bad_in_a_run_too() -> None:
     log = [(i + 1, 0, b"n" * 511 if i == 50 else b"", b"") for i in range(100)]
     buf = written(log)
     starts = np.array([len(written(log[:i])) for i in range(100)], np.int64)
-    walk = scan_runs(narwhal_layout.LAYOUT, buf, starts)
+    walk = scan_runs(narwhal.LAYOUT, buf, starts)
     assert (len(walk.rows), walk.end, walk.reason) == (50, 50 * 26, "a length is over its limit")
 
 
 def test_damage_that_also_breaks_the_order_is_called_damage() -> None:
     buf = bytearray(written([(1, 0, b"", b"a"), (2, 0, b"", b"b")]))
     buf[27] = 0
-    assert scan_records(narwhal_layout.LAYOUT, buf)[1:] == (27, ScanStop.BAD, "checksum"), "the cause, not its effect"
+    assert scan_records(narwhal.LAYOUT, buf)[1:] == (27, ScanStop.BAD, "checksum"), "the cause, not its effect"
 
 
 def plain_index(ats: list[int], seqs: list[int], base: int) -> bytes:
@@ -318,40 +314,38 @@ def test_an_index_written_in_pieces_is_the_index_written_at_once(
     edges = sorted({0, len(sizes), *(cut for cut in cuts if cut < len(sizes))})
     pieces, since = b"", -1
     for a, b in pairwise(edges):
-        piece, since = narwhal_layout.encode_index(seqs[a:b], ats[a:b], ends[a:b], 7, since)
+        piece, since = narwhal.encode_index(seqs[a:b], ats[a:b], ends[a:b], 7, since)
         pieces += piece
-    at_once, last = narwhal_layout.encode_index(seqs, ats, ends, 7)
+    at_once, last = narwhal.encode_index(seqs, ats, ends, 7)
     assert pieces == at_once == plain_index(ats.tolist(), seqs.tolist(), 7)
     assert last == (since if sizes else -1)
     if sizes:
-        assert narwhal_layout.index_fault(at_once, int(ends[-1])) is None
+        assert narwhal.index_fault(at_once, int(ends[-1])) is None
 
 
 def test_a_record_too_far_above_the_base_gets_no_entry() -> None:
     ends = np.array([5000, 10000, 15000, 20000])
-    seqs = np.array(
-        [1, 1 + narwhal_layout.RELATIVE_MAX, 2 + narwhal_layout.RELATIVE_MAX, 3 + narwhal_layout.RELATIVE_MAX]
-    )
-    index, since = narwhal_layout.encode_index(seqs, ends - 5000, ends, 1)
-    assert narwhal_layout.read_index(index).tolist() == [(0, 0), (narwhal_layout.RELATIVE_MAX, 5000)]
-    assert narwhal_layout.encode_index(seqs[3:], ends[3:] - 5000, ends[3:], 1, since) == (b"", since)
+    seqs = np.array([1, 1 + narwhal.RELATIVE_MAX, 2 + narwhal.RELATIVE_MAX, 3 + narwhal.RELATIVE_MAX])
+    index, since = narwhal.encode_index(seqs, ends - 5000, ends, 1)
+    assert narwhal.read_index(index).tolist() == [(0, 0), (narwhal.RELATIVE_MAX, 5000)]
+    assert narwhal.encode_index(seqs[3:], ends[3:] - 5000, ends[3:], 1, since) == (b"", since)
 
 
 def test_preallocated_zeros_are_not_entries() -> None:
     used = pack("<IQIQ", 0, 0, 93, 4100)
-    assert narwhal_layout.index_capacity(128 << 20) == narwhal_layout.index_capacity() == 393_228
+    assert narwhal.index_capacity(128 << 20) == narwhal.index_capacity() == 393_228
     whole = used + bytes(393_228 - len(used))
-    assert narwhal_layout.read_index(whole).tolist() == narwhal_layout.read_index(used).tolist() == [(0, 0), (93, 4100)]
-    assert narwhal_layout.index_fault(whole, 4122) is None
-    assert narwhal_layout.read_index(bytes(120)).tolist() == [(0, 0)]
-    assert narwhal_layout.read_index(bytes(11)).tolist() == []
-    assert narwhal_layout.read_index(used + bytes(7)).tolist() == [(0, 0), (93, 4100)]
+    assert narwhal.read_index(whole).tolist() == narwhal.read_index(used).tolist() == [(0, 0), (93, 4100)]
+    assert narwhal.index_fault(whole, 4122) is None
+    assert narwhal.read_index(bytes(120)).tolist() == [(0, 0)]
+    assert narwhal.read_index(bytes(11)).tolist() == []
+    assert narwhal.read_index(used + bytes(7)).tolist() == [(0, 0), (93, 4100)]
 
 
 def test_every_broken_rule_of_an_index_is_found() -> None:
     def fault(*entries: tuple[int, int], size: int = 10_000, more: bytes = b"", room: int | None = None) -> str:
         buf = b"".join(pack("<IQ", *entry) for entry in entries) + more
-        return narwhal_layout.index_fault(buf, size, room) or ""
+        return narwhal.index_fault(buf, size, room) or ""
 
     assert fault((0, 0), (1, 5000), (9, 9978)) == ""
     for expected, found in [
@@ -375,7 +369,7 @@ def test_an_entry_for_another_record_is_a_mismatch() -> None:
     buf = written([(i, 0, b"", b"hell") for i in range(7, 17)])
 
     def mismatch(*entries: tuple[int, int], base: int = 7) -> str | None:
-        return narwhal_layout.index_mismatch(np.array(list(entries), narwhal_layout.INDEX), buf, base)
+        return narwhal.index_mismatch(np.array(list(entries), narwhal.INDEX), buf, base)
 
     assert mismatch((0, 0), (4, 120), (9, 270)) is None
     assert mismatch() is None
@@ -384,40 +378,40 @@ def test_an_entry_for_another_record_is_a_mismatch() -> None:
     assert mismatch((0, 0), (4, (1 << 64) - 1)) == f"byte {(1 << 64) - 1} holds no whole record header"
     assert mismatch((0, 0), (6, 120), base=5) is None, "the first record may be above the base"
     assert mismatch((0, 0), base=8) is not None, "but not below it"
-    assert narwhal_layout.index_mismatch(np.array([(0, 0)], narwhal_layout.INDEX), b"", 1) is not None
+    assert narwhal.index_mismatch(np.array([(0, 0)], narwhal.INDEX), b"", 1) is not None
 
 
 @quick
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_no_bytes_make_the_index_functions_raise(index_bytes: bytes, buf: bytes) -> None:
-    index = narwhal_layout.read_index(index_bytes)
-    narwhal_layout.index_fault(index_bytes, len(buf))
-    narwhal_layout.index_mismatch(index, buf, 1)
-    scan_runs(narwhal_layout.LAYOUT, buf, index["position"].astype(np.int64))
+    index = narwhal.read_index(index_bytes)
+    narwhal.index_fault(index_bytes, len(buf))
+    narwhal.index_mismatch(index, buf, 1)
+    scan_runs(narwhal.LAYOUT, buf, index["position"].astype(np.int64))
 
 
 def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     top = (1 << 63) - 1
-    highest = scan_records(narwhal_layout.LAYOUT, narwhal_layout.encode(top, MS_MAX, [b""], b"n" * 510))
+    highest = scan_records(narwhal.LAYOUT, narwhal.encode(top, MS_MAX, [b""], b"n" * 510))
     assert (highest.rows.seq.tolist(), highest.rows.ts_us.tolist()) == ([top], [MS_MAX * 1000])
-    assert narwhal_layout.encode(1, 0, []) == b""
+    assert narwhal.encode(1, 0, []) == b""
     for first, ts_ms, datas in [(0, 0, [b""]), (top, 0, [b"", b""]), (1, -1, [b""]), (1, MS_MAX + 1, [b""])]:
         with pytest.raises(BadInput):
-            narwhal_layout.encode(first, ts_ms, datas)
+            narwhal.encode(first, ts_ms, datas)
     for seq, ts_ms in [(0, 0), (top + 1, 0), (1, -1), (1, MS_MAX + 1)]:
         with pytest.raises(BadInput):
-            narwhal_layout.encode_header(seq, ts_ms, b"", 0)
+            narwhal.encode_header(seq, ts_ms, b"", 0)
     with pytest.raises(TooLarge, match="node of seq 2 is 511"):
-        narwhal_layout.encode_header(2, 0, b"n" * 511, 0)
+        narwhal.encode_header(2, 0, b"n" * 511, 0)
     with pytest.raises(TooLarge, match="limit is 4294967295"):
-        narwhal_layout.encode_header(1, 0, b"", 1 << 32)
+        narwhal.encode_header(1, 0, b"", 1 << 32)
     with pytest.raises(TooLarge, match="node of seq 2 is 511 bytes, the limit is 510"):
-        narwhal_layout.encode(1, 0, [b"", b""], [b"", b"n" * 511])
+        narwhal.encode(1, 0, [b"", b""], [b"", b"n" * 511])
     with pytest.raises(ValueError, match="shorter"):
-        narwhal_layout.encode(1, 0, [b"", b""], [b""])
-    assert narwhal_layout.DATA_BYTES_MAX == (1 << 32) - 1
-    monkeypatch.setattr(narwhal_layout, "DATA_BYTES_MAX", 3)
+        narwhal.encode(1, 0, [b"", b""], [b""])
+    assert narwhal.DATA_BYTES_MAX == (1 << 32) - 1
+    monkeypatch.setattr(narwhal, "DATA_BYTES_MAX", 3)
     with pytest.raises(TooLarge, match="record for seq 2 is 4 bytes, the limit is 3"):
-        narwhal_layout.encode(1, 0, [b"123", b"1234"])
+        narwhal.encode(1, 0, [b"123", b"1234"])

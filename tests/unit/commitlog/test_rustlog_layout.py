@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.commitlog import vectorized
-from tidelog.commitlog.codecs import rustlog_layout
+from tidelog.commitlog.codecs import rustlog
 from tidelog.commitlog.vectorized import scan_records, scan_runs
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats.rows import ScanResult, ScanStop, iter_records
@@ -114,17 +114,17 @@ def damaged(draw: st.DrawFn) -> bytes:
 @quick
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 50), st.lists(st.binary(max_size=30)))
 def test_what_is_encoded_is_walked_back(first: int, ts_us: int, datas: list[bytes]) -> None:
-    buf = rustlog_layout.encode(first, ts_us, datas)
+    buf = rustlog.encode(first, ts_us, datas)
     expected = [(first + i, ts_us, data) for i, data in enumerate(datas)]
     assert buf == written(expected)
-    assert plain(scan_records(rustlog_layout.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
+    assert plain(scan_records(rustlog.LAYOUT, buf, above=first - 1)) == (expected, len(buf), ScanStop.END)
 
 
 def test_a_head_and_its_data_are_a_record_and_a_head_of_no_size_is_none() -> None:
-    assert rustlog_layout.encode_header(7, 9, 5) + b"hello" == rustlog_layout.encode(7, 9, [b"hello"])
+    assert rustlog.encode_header(7, 9, 5) + b"hello" == rustlog.encode(7, 9, [b"hello"])
     walk = scan_records(
-        rustlog_layout.LAYOUT,
-        rustlog_layout.encode(6, 9, [b"whole"]) + rustlog_layout.encode_header(7, 9, 0xFFFFFFFF) + b"so far",
+        rustlog.LAYOUT,
+        rustlog.encode(6, 9, [b"whole"]) + rustlog.encode_header(7, 9, 0xFFFFFFFF) + b"so far",
     )
     assert (len(walk.rows), walk.end, walk.stop) == (1, 25, ScanStop.BAD)
 
@@ -134,7 +134,7 @@ def test_a_head_and_its_data_are_a_record_and_a_head_of_no_size_is_none() -> Non
 def test_a_log_with_holes_and_its_own_times_is_walked(log: list[Plain]) -> None:
     buf = written(log)
     for kind in (bytes, bytearray, memoryview):
-        assert plain(scan_records(rustlog_layout.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
+        assert plain(scan_records(rustlog.LAYOUT, kind(buf))) == (log, len(buf), ScanStop.END)
 
 
 @thorough
@@ -144,7 +144,7 @@ def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(buf: bytes, data: st.D
     end = data.draw(st.none() | st.integers(pos, len(buf) + 5))
     above, count_max = data.draw(st.integers(-1, 3)), data.draw(st.just((1 << 63) - 1) | st.integers(0, 12))
     expected = read_plainly(buf, pos, end, above=above, count_max=count_max)
-    result = scan_records(rustlog_layout.LAYOUT, buf, pos, end, above=above, count_max=count_max)
+    result = scan_records(rustlog.LAYOUT, buf, pos, end, above=above, count_max=count_max)
     assert plain(result) == expected
 
 
@@ -158,18 +158,18 @@ def test_a_walk_with_checksums_agrees_with_the_plain_reader(buf: bytes, data: st
     if data.draw(st.booleans()) and crcs:
         crcs[data.draw(st.integers(0, len(crcs) - 1))] ^= 1 << data.draw(st.integers(0, 31))
     expected = read_plainly(buf, crcs=crcs)
-    assert plain(scan_records(rustlog_layout.LAYOUT, buf, crcs=np.array(crcs, np.uint32))) == expected
+    assert plain(scan_records(rustlog.LAYOUT, buf, crcs=np.array(crcs, np.uint32))) == expected
 
 
 @quick
 @given(logs(), st.integers(0, 12))
 def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], count_max: int) -> None:
     buf = written(log)
-    full = scan_records(rustlog_layout.LAYOUT, buf)
+    full = scan_records(rustlog.LAYOUT, buf)
     count = min(count_max, len(log))
     end = len(buf) if count == len(log) else int(full.rows.frame_pos[count])
     expected = ScanResult(full.rows.slice(0, count), end, ScanStop.END)
-    assert everything(scan_records(rustlog_layout.LAYOUT, buf, count_max=count_max)) == everything(expected)
+    assert everything(scan_records(rustlog.LAYOUT, buf, count_max=count_max)) == everything(expected)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_scan_with_a_count_limit_is_a_prefix_of_the_full_scan(log: list[Plain], 
     ],
 )
 def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Plain], above: int, reason: str) -> None:
-    walk = scan_records(rustlog_layout.LAYOUT, written(log), above=above)
+    walk = scan_records(rustlog.LAYOUT, written(log), above=above)
     assert (walk.stop, walk.reason) == (ScanStop.BAD, reason)
     assert plain(walk)[0] == log[:-1]
     assert walk.end == len(written(log[:-1]))
@@ -193,47 +193,47 @@ def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Pla
 
 def test_a_length_over_the_limit_is_bad_even_when_the_bytes_are_there() -> None:
     exact = written([(0, 0, bytes(LIMIT))])
-    assert plain(scan_records(rustlog_layout.LAYOUT, exact))[1:] == (len(exact), ScanStop.END)
-    over = scan_records(rustlog_layout.LAYOUT, written([(0, 0, b""), (1, 0, bytes(LIMIT + 1))]))
+    assert plain(scan_records(rustlog.LAYOUT, exact))[1:] == (len(exact), ScanStop.END)
+    over = scan_records(rustlog.LAYOUT, written([(0, 0, b""), (1, 0, bytes(LIMIT + 1))]))
     assert (len(over.rows), over.end, over.stop, over.reason) == (1, 20, ScanStop.BAD, "a length is over its limit")
 
 
 def test_a_tail_is_torn_at_every_length_that_is_no_boundary() -> None:
     buf = written([(0, 0, b"abc"), (1, 0, b"")])
     for size in range(len(buf) + 1):
-        walk = scan_records(rustlog_layout.LAYOUT, buf, 0, size)
+        walk = scan_records(rustlog.LAYOUT, buf, 0, size)
         whole = 2 if size == 43 else 1 if size >= 23 else 0
         assert (len(walk.rows), walk.stop) == (whole, ScanStop.END if size in (0, 23, 43) else ScanStop.TORN), size
-        assert everything(walk) == everything(scan_records(rustlog_layout.LAYOUT, buf[:size]))
+        assert everything(walk) == everything(scan_records(rustlog.LAYOUT, buf[:size]))
 
 
 @pytest.mark.parametrize("pos", [-1, 24, 1 << 70])
 def test_a_walk_from_a_place_outside_the_bytes_is_bad(pos: int) -> None:
-    assert scan_records(rustlog_layout.LAYOUT, written([(0, 0, b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
+    assert scan_records(rustlog.LAYOUT, written([(0, 0, b"abc")]), pos)[1:3] == (pos, ScanStop.BAD)
 
 
 def test_each_record_needs_its_checksum_once_there_are_checksums() -> None:
     buf = written([(1, 0, b"a"), (2, 0, b"b"), (3, 0, b"c")])
-    rows = scan_records(rustlog_layout.LAYOUT, buf).rows
-    crcs = rustlog_layout.read_crcs(rustlog_layout.encode_crcs(buf, rows))
+    rows = scan_records(rustlog.LAYOUT, buf).rows
+    crcs = rustlog.read_crcs(rustlog.encode_crcs(buf, rows))
     assert crcs.tolist() == [crc32(buf[i : i + 21]) for i in (0, 21, 42)], "header and data are covered"
-    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs).stop is ScanStop.END
-    assert scan_records(rustlog_layout.LAYOUT, buf, 21, crcs=crcs[1:]).stop is ScanStop.END
-    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs[:2])[1:] == (
+    assert scan_records(rustlog.LAYOUT, buf, crcs=crcs).stop is ScanStop.END
+    assert scan_records(rustlog.LAYOUT, buf, 21, crcs=crcs[1:]).stop is ScanStop.END
+    assert scan_records(rustlog.LAYOUT, buf, crcs=crcs[:2])[1:] == (
         42,
         ScanStop.BAD,
         "no checksum for this record",
     )
-    assert scan_records(rustlog_layout.LAYOUT, buf, count_max=2, crcs=crcs[:2]).stop is ScanStop.END
-    assert scan_records(rustlog_layout.LAYOUT, buf, crcs=crcs[1:])[1:] == (0, ScanStop.BAD, "checksum")
+    assert scan_records(rustlog.LAYOUT, buf, count_max=2, crcs=crcs[:2]).stop is ScanStop.END
+    assert scan_records(rustlog.LAYOUT, buf, crcs=crcs[1:])[1:] == (0, ScanStop.BAD, "checksum")
     changed = bytearray(buf)
     changed[21 + 11] = 0  # seq 2 is 0 now: out of order, because of the damage
-    assert scan_records(rustlog_layout.LAYOUT, changed)[1:] == (21, ScanStop.BAD, "seq does not increase")
-    assert scan_records(rustlog_layout.LAYOUT, changed, crcs=crcs)[1:] == (21, ScanStop.BAD, "checksum"), (
+    assert scan_records(rustlog.LAYOUT, changed)[1:] == (21, ScanStop.BAD, "seq does not increase")
+    assert scan_records(rustlog.LAYOUT, changed, crcs=crcs)[1:] == (21, ScanStop.BAD, "checksum"), (
         "the cause, not its effect"
     )
-    assert rustlog_layout.read_crcs(crcs.tobytes()[:-1]).tolist() == crcs.tolist()[:-1]
-    assert rustlog_layout.read_crcs(b"").tolist() == []
+    assert rustlog.read_crcs(crcs.tobytes()[:-1]).tolist() == crcs.tolist()[:-1]
+    assert rustlog.read_crcs(b"").tolist() == []
 
 
 @st.composite
@@ -266,15 +266,15 @@ def test_scan_of_runs_equals_the_plain_scan(log: tuple[bytes, Ints], data: st.Da
             starts = starts[data.draw(st.integers(0, len(starts) - 1)) :]
     end = data.draw(st.integers(0, len(buf))) if data.draw(st.integers(0, 3)) == 0 else None
     above = data.draw(st.sampled_from([-1, 0]))
-    expected = scan_records(rustlog_layout.LAYOUT, buf, int(starts[0]), end, above=above)
-    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts, end, above=above)) == everything(expected)
+    expected = scan_records(rustlog.LAYOUT, buf, int(starts[0]), end, above=above)
+    assert everything(scan_runs(rustlog.LAYOUT, buf, starts, end, above=above)) == everything(expected)
 
 
 def test_runs_are_used_where_they_are_worth_it() -> None:
     """Method: offer the starts of a sound log and count how often its lengths are asked for."""
     log = [(i, 0, b"x" * (i % 7)) for i in range(100 * vectorized.RUNS_PER_STEP_MIN)]
     buf = written(log)
-    full = scan_records(rustlog_layout.LAYOUT, buf)
+    full = scan_records(rustlog.LAYOUT, buf)
     starts = full.rows.frame_pos[::100]
     steps = list[int]()
 
@@ -287,17 +287,17 @@ def test_runs_are_used_where_they_are_worth_it() -> None:
     assert found.tolist() == full.rows.frame_pos.tolist()
     assert steps == [vectorized.RUNS_PER_STEP_MIN] * 100, "one gather for each record of a lane"
     assert vectorized.locate_records(starts[1:], len(buf), 20, sizes) is None, "one lane fewer is not worth it"
-    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, starts)) == everything(full)
+    assert everything(scan_runs(rustlog.LAYOUT, buf, starts)) == everything(full)
 
 
 def test_more_runs_than_are_followed_at_once_are_found_in_order() -> None:
     buf = written([(i, 0, bytes(i % 5)) for i in range(5000)])
-    full = scan_records(rustlog_layout.LAYOUT, buf)
-    crcs = rustlog_layout.read_crcs(rustlog_layout.encode_crcs(buf, full.rows))
-    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, full.rows.frame_pos[::2], crcs=crcs)) == everything(full)
+    full = scan_records(rustlog.LAYOUT, buf)
+    crcs = rustlog.read_crcs(rustlog.encode_crcs(buf, full.rows))
+    assert everything(scan_runs(rustlog.LAYOUT, buf, full.rows.frame_pos[::2], crcs=crcs)) == everything(full)
     wrong = crcs.copy()
     wrong[4321] ^= 1
-    walk = scan_runs(rustlog_layout.LAYOUT, buf, full.rows.frame_pos[::2], crcs=wrong)
+    walk = scan_runs(rustlog.LAYOUT, buf, full.rows.frame_pos[::2], crcs=wrong)
     assert (walk.end, walk.reason) == (full.rows.frame_pos[4321], "checksum")
 
 
@@ -319,10 +319,10 @@ def test_one_long_run_does_not_make_the_scan_slow() -> None:
 @pytest.mark.parametrize("starts", [[], [-5], [-5, 3], [1 << 40], [20, 10], [0, 0]])
 def test_starts_that_cannot_be_runs_are_harmless(starts: list[int]) -> None:
     buf = written([(0, 0, b"abc")])
-    expected = scan_records(rustlog_layout.LAYOUT, buf, starts[0] if starts else 0)
-    assert everything(scan_runs(rustlog_layout.LAYOUT, buf, ints(starts))) == everything(expected)
-    assert everything(scan_runs(rustlog_layout.LAYOUT, b"", ints(starts))) == everything(
-        scan_records(rustlog_layout.LAYOUT, b"", starts[0] if starts else 0)
+    expected = scan_records(rustlog.LAYOUT, buf, starts[0] if starts else 0)
+    assert everything(scan_runs(rustlog.LAYOUT, buf, ints(starts))) == everything(expected)
+    assert everything(scan_runs(rustlog.LAYOUT, b"", ints(starts))) == everything(
+        scan_records(rustlog.LAYOUT, b"", starts[0] if starts else 0)
     )
 
 
@@ -341,8 +341,8 @@ def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
         ats[::-1],
     ):
         for log in (buf, buf[:-3]):
-            expected = scan_records(rustlog_layout.LAYOUT, log, int(wrong[0]))
-            assert everything(scan_runs(rustlog_layout.LAYOUT, log, wrong)) == everything(expected), wrong[[0, -1]]
+            expected = scan_records(rustlog.LAYOUT, log, int(wrong[0]))
+            assert everything(scan_runs(rustlog.LAYOUT, log, wrong)) == everything(expected), wrong[[0, -1]]
 
 
 def test_length_over_the_limit_is_bad_in_a_run_too() -> None:
@@ -350,7 +350,7 @@ def test_length_over_the_limit_is_bad_in_a_run_too() -> None:
     buf = written(log)
     starts = np.arange(100, dtype=np.int64) * 20
     starts[51:] += LIMIT + 1
-    walk = scan_runs(rustlog_layout.LAYOUT, buf, starts)
+    walk = scan_runs(rustlog.LAYOUT, buf, starts)
     assert (len(walk.rows), walk.end, walk.reason) == (50, 1000, "a length is over its limit")
 
 
@@ -359,26 +359,26 @@ def test_length_over_the_limit_is_bad_in_a_run_too() -> None:
 def test_an_index_written_in_pieces_is_the_index_written_at_once(count: int, every: int, cuts: list[int]) -> None:
     seqs, ats = np.arange(count) * 3 + 7, np.arange(count) * 21
     edges = sorted({0, count, *(cut for cut in cuts if cut < count)})
-    pieces = b"".join(rustlog_layout.encode_index(seqs[a:b], ats[a:b], a, every) for a, b in pairwise(edges))
+    pieces = b"".join(rustlog.encode_index(seqs[a:b], ats[a:b], a, every) for a, b in pairwise(edges))
     expected = b"".join(pack(">QQ", seqs[i], ats[i]) for i in range(0, count, every))
-    assert pieces == rustlog_layout.encode_index(seqs, ats, 0, every) == expected
+    assert pieces == rustlog.encode_index(seqs, ats, 0, every) == expected
 
 
 def test_the_index_of_a_walked_log_has_no_fault() -> None:
     buf = written([(i + 4, 0, b"hello") for i in range(1000)])
-    rows = scan_records(rustlog_layout.LAYOUT, buf).rows
-    index = rustlog_layout.read_index(rustlog_layout.encode_index(rows.seq, rows.frame_pos, 0))
+    rows = scan_records(rustlog.LAYOUT, buf).rows
+    index = rustlog.read_index(rustlog.encode_index(rows.seq, rows.frame_pos, 0))
     assert index is not None
     assert index.tolist() == [(i + 4, i * 25) for i in range(0, 1000, 100)]
-    assert rustlog_layout.index_fault(index, len(buf), 4, 1004) is None
-    assert rustlog_layout.index_mismatch(index, buf) is None
+    assert rustlog.index_fault(index, len(buf), 4, 1004) is None
+    assert rustlog.index_mismatch(index, buf) is None
 
 
 def test_every_broken_rule_of_an_index_is_found() -> None:
     def fault(*entries: tuple[int, int], size: int = 1000, base: int = 5, stop: int = 50) -> str | None:
-        index = rustlog_layout.read_index(b"".join(pack(">QQ", *entry) for entry in entries))
+        index = rustlog.read_index(b"".join(pack(">QQ", *entry) for entry in entries))
         assert index is not None
-        return rustlog_layout.index_fault(index, size, base, stop)
+        return rustlog.index_fault(index, size, base, stop)
 
     assert fault((5, 0), (7, 100), (49, 980)) is None
     assert fault(size=0) is None
@@ -396,44 +396,44 @@ def test_every_broken_rule_of_an_index_is_found() -> None:
     ]:
         assert found is not None
         assert found.startswith(expected) or expected in found
-    assert rustlog_layout.read_index(bytes(17)) is None
+    assert rustlog.read_index(bytes(17)) is None
 
 
 def test_an_entry_for_another_record_is_a_mismatch() -> None:
     buf = written([(i, 0, b"hello") for i in range(10)])
 
     def mismatch(*entries: tuple[int, int]) -> str | None:
-        return rustlog_layout.index_mismatch(np.array(list(entries), rustlog_layout.INDEX), buf)
+        return rustlog.index_mismatch(np.array(list(entries), rustlog.INDEX), buf)
 
     assert mismatch((0, 0), (4, 100), (9, 225)) is None
     assert mismatch() is None
     assert mismatch((0, 0), (5, 100)) == "the entry for seq 5 points at byte 100, where seq 4 is"
     assert mismatch((0, 0), (4, 231), (5, 100)) == "byte 231 holds no whole record header"
     assert mismatch((0, 0), (4, (1 << 64) - 1)) == f"byte {(1 << 64) - 1} holds no whole record header"
-    assert rustlog_layout.index_mismatch(np.array([(0, 0)], rustlog_layout.INDEX), b"") is not None
+    assert rustlog.index_mismatch(np.array([(0, 0)], rustlog.INDEX), b"") is not None
 
 
 @quick
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_no_bytes_make_the_index_functions_raise(index_bytes: bytes, buf: bytes) -> None:
-    index = rustlog_layout.read_index(index_bytes)
+    index = rustlog.read_index(index_bytes)
     if index is not None:
-        rustlog_layout.index_fault(index, len(buf), 0, 100)
-        rustlog_layout.index_mismatch(index, buf)
-        scan_runs(rustlog_layout.LAYOUT, buf, index["position"].astype(np.int64))
-    scan_records(rustlog_layout.LAYOUT, buf, crcs=rustlog_layout.read_crcs(index_bytes))
+        rustlog.index_fault(index, len(buf), 0, 100)
+        rustlog.index_mismatch(index, buf)
+        scan_runs(rustlog.LAYOUT, buf, index["position"].astype(np.int64))
+    scan_records(rustlog.LAYOUT, buf, crcs=rustlog.read_crcs(index_bytes))
 
 
 def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made() -> None:
     top = (1 << 63) - 1
-    assert scan_records(rustlog_layout.LAYOUT, rustlog_layout.encode(top, top, [b""])).rows.seq.tolist() == [top]
-    assert rustlog_layout.encode(0, 0, []) == b""
+    assert scan_records(rustlog.LAYOUT, rustlog.encode(top, top, [b""])).rows.seq.tolist() == [top]
+    assert rustlog.encode(0, 0, []) == b""
     for first, ts_us, datas in [(-1, 0, [b""]), (top, 0, [b"", b""]), (0, -1, [b""]), (0, top + 1, [b""])]:
         with pytest.raises(BadInput):
-            rustlog_layout.encode(first, ts_us, datas)
+            rustlog.encode(first, ts_us, datas)
     for seq, ts_us in [(-1, 0), (top + 1, 0), (0, -1), (0, top + 1)]:
         with pytest.raises(BadInput):
-            rustlog_layout.encode_header(seq, ts_us, 0)
+            rustlog.encode_header(seq, ts_us, 0)
     with pytest.raises(TooLarge) as caught:
-        rustlog_layout.encode(3, 0, [b"", bytes(LIMIT + 1)])
+        rustlog.encode(3, 0, [b"", bytes(LIMIT + 1)])
     assert (caught.value.size, caught.value.limit) == (LIMIT + 1, LIMIT)

@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.commitlog import RecoveryReport, SegmentedLog, cleaner, recovery
 from tidelog.commitlog.codec import Fault, Salvage
-from tidelog.commitlog.codecs.rustlog_layout import CleanerCheckpoint
+from tidelog.commitlog.codecs.rustlog import CleanerCheckpoint
 from tidelog.commitlog.recovery import Damage, _seq_above
 from tidelog.commitlog.segment import AppendBuffer, SealedSegment, created_us
 from tidelog.formats.log_manifest import Entry, LogManifest

@@ -1,8 +1,8 @@
 """The four codecs by name, and detection of the codec that wrote a directory.
 
 A codec implements `commitlog.codec.Codec`: `tide` over the frames of `formats/`; `laminar`, `rustlog` and `narwhal`
-over their `*_layout` modules. `sparse_index` has the code that rustlog and narwhal share: the scan of records that
-follow each other by their lengths, and reads through a sparse index. Read `codec.py` first, then one codec.
+over a layout that their module draws and encodes. `sparse_index` has the code that rustlog and narwhal share: reads
+through a sparse index, over records that follow each other by their lengths. Read `codec.py` first, then one codec.
 """
 
 from __future__ import annotations
