@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from tidelog import _native, _pure_python
-from tidelog.engine import EngineConfig, batch_encoder, json_codec
+from tidelog.engine import EngineConfig, batch_encoder
 from tidelog.errors import BadInput
 from tidelog.http.limits import TurnScheduler
 
@@ -45,20 +45,20 @@ def test_what_is_no_escape_is_left_to_the_other(text: bytes) -> None:
 
 def test_an_escape_that_is_no_character_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError, match="escape"):
-        json_codec.compact_json(b'"\\ud800"')
+        batch_encoder.compact_json(b'"\\ud800"')
 
 
 def test_a_list_of_lists_is_not_decoded_to_see_how_deep_it_is() -> None:
     data = b"[" + b"[]," * 200_000 + b"1]"
     tracemalloc.start()
     try:
-        json_codec.check_depth(data)
+        batch_encoder.check_depth(data)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()
     with pytest.raises(BadInput, match="deeper"):
-        json_codec.check_depth(b"[" * 129 + b"]" * 129)
-    json_codec.check_depth(b'"' + b"[" * 500 + b'"')
+        batch_encoder.check_depth(b"[" * 129 + b"]" * 129)
+    batch_encoder.check_depth(b'"' + b"[" * 500 + b'"')
 
 
 def test_metas_are_decoded_one_at_a_time() -> None:

@@ -30,7 +30,7 @@ from tidelog import errors
 from tidelog.api_types import error_from_wire
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
-from tidelog.engine.json_codec import from_json
+from tidelog.engine.batch_encoder import from_json
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
 from tidelog.types import Buffer
 

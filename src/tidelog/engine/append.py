@@ -18,8 +18,7 @@ from tidelog.engine.context import EngineContext
 from tidelog.engine.idempotency import PendingWrite
 from tidelog.engine.memtable import LARGE_WRITE_BYTES, BatchStats
 from tidelog.engine.results import Appended
-from tidelog.engine.seq_reservation import PendingReservation
-from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_state import PendingReservation, TopicState
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
 from tidelog.formats import control_frames, frame, segment_index

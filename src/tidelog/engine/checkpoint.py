@@ -41,7 +41,7 @@ from tidelog.engine import groups, idempotency, manifest, retention
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, TopicRow
 from tidelog.engine.memtable import MemTable
-from tidelog.engine.routing import recovery
+from tidelog.engine.routing import manager
 from tidelog.engine.segment import CODEC, SEGMENT_SUFFIXES, Segment, SegmentFiles
 from tidelog.engine.tag_search import write_tag_index
 from tidelog.engine.topic_state import TopicState
@@ -141,7 +141,7 @@ def run_checkpoint(
         new_manifest = _keep_old_positions(context, state, new_manifest, failed)
     manifest.save(context.disk, context.root, state.manifest_number + 1, new_manifest)
     for topic in written:
-        recovery.on_manifest_saved(topic)
+        manager.on_manifest_saved(topic)
         topic.dropped_segments = []
     old_positions, state.shard_positions = state.shard_positions, new_manifest.groups
     state.manifest_number += 1
@@ -250,7 +250,7 @@ def _has_records_to_copy(topic: TopicState) -> bool:
         topic.forwarder_snapshot = None
         if topic.is_dropped:
             return False
-        recovery.snapshot_forwarder(topic)
+        manager.snapshot_forwarder(topic)
         return bool(_plan_segment_writes(topic, lambda: None))
 
 
@@ -261,7 +261,7 @@ def _write_topic(topic: TopicState, pause: Callable[[], object]) -> None:
         topic.forwarder_snapshot = None
         if topic.is_dropped:
             return
-        recovery.snapshot_forwarder(topic)
+        manager.snapshot_forwarder(topic)
         if broken is not None:
             _detach_broken_segment(topic, *broken)
         writers = _plan_segment_writes(topic, pause)

@@ -21,9 +21,8 @@ import pyarrow as pa
 from tidelog.commitlog.codec import Chunk
 from tidelog.disk.interface import Disk, Stat, join
 from tidelog.engine import consistency, retention, watermarks
-from tidelog.engine.batch_encoder import check_int, is_utf8_text
+from tidelog.engine.batch_encoder import check_int, from_json, is_utf8_text
 from tidelog.engine.context import WAL_DIR
-from tidelog.engine.json_codec import from_json
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
 from tidelog.engine.topic_state import TopicState

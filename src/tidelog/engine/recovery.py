@@ -52,10 +52,9 @@ from tidelog.engine.pending_removals import Removal, RemovalCause
 from tidelog.engine.queues.leases import QueueSnapshot
 from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
-from tidelog.engine.routing import recovery
+from tidelog.engine.routing import manager
 from tidelog.engine.segment import Segment
-from tidelog.engine.seq_reservation import RESERVATION_MAX
-from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_state import RESERVATION_MAX, TopicState
 from tidelog.engine.watermarks import GroupCursorState, Watermarks
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame, scan, segment_index
@@ -536,7 +535,7 @@ def _apply_control_frame(topic: TopicState, body: Body | None, seq: int, ts_ms: 
         case control_frames.NumberedBatch():
             idempotency.record_batch(topic.producers.batches, body)
         case control_frames.RouterCreate() | control_frames.RouterDelete() | control_frames.Forward():
-            recovery.replay_router_frame(topic, body, seq)
+            manager.replay_router_frame(topic, body, seq)
         case _:
             pass  # frames without effect on topics
 
@@ -618,7 +617,7 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     missing: list[MissingBytes] = []
     topics_by_id = {row.id: _restore_topic(context, row, missing) for row in loaded.manifest.topics}
     groups = _read_shards(context, loaded, report, progress)
-    recovery.restore_from_manifest(topics_by_id, loaded.manifest)
+    manager.restore_from_manifest(topics_by_id, loaded.manifest)
     replayed = TopicReplayer(context, topics_by_id, loaded.manifest, report)
     context.is_replaying = context.removals.is_recovering = True
     replayed.run(groups, progress)
@@ -638,7 +637,7 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     for place in missing:
         if not place.topic.is_dropped:  # a drop removes files before the next manifest
             place.topic.report_corruption(place.where, place.reason)
-    has_truncated_source = recovery.link_forwarders(topics_by_id, report, writable=writable)
+    has_truncated_source = manager.link_forwarders(topics_by_id, report, writable=writable)
     report.topics = len(topics)
     return RecoveredTopics(topics, replayed.next_id, groups, loaded, has_truncated_source)
 

@@ -34,8 +34,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from tidelog.engine.batch_encoder import to_json
 from tidelog.engine.config import check_topic_name
-from tidelog.engine.json_codec import to_json
 from tidelog.errors import BadInput
 from tidelog.spark.options import IS_JSON
 

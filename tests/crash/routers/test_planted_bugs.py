@@ -47,7 +47,7 @@ from tests.crash.routers.test_sweep import judged
 from tidelog.engine import delete, watermarks
 from tidelog.engine import recovery as engine_recovery
 from tidelog.engine.manifest import FedRow
-from tidelog.engine.routing import forward_plan, forwarder, manager, recovery
+from tidelog.engine.routing import forwarder, manager
 from tidelog.engine.routing.forwarder import ForwardCommit, Forwarder
 from tidelog.engine.routing.router import HOPS_MAX, HopCounts, Router
 from tidelog.engine.topic_index import TopicIndex
@@ -85,18 +85,18 @@ def copies_take_seqs_that_are_not_reserved(patch: Patch) -> None:
 
 
 def replay_passes_over_cursors(patch: Patch) -> None:
-    real = recovery._apply_forward
+    real = manager._apply_forward
 
     def forward(core: Any, wires: Any, body: Any) -> None:
         before = wires.cursor
         real(core, wires, body)
         wires.cursor = before
 
-    patch.setattr(recovery, "_apply_forward", forward)
+    patch.setattr(manager, "_apply_forward", forward)
 
 
 def replay_passes_over_trims(patch: Patch) -> None:
-    patch.setattr(recovery, "record_source_loss", nothing)
+    patch.setattr(manager, "record_source_loss", nothing)
 
 
 def a_trim_evicts_what_is_below_it(patch: Patch) -> None:
@@ -127,7 +127,7 @@ def a_dropped_router_is_not_logged(patch: Patch) -> None:
 
 
 def a_dropped_router_leaves_its_cursor(patch: Patch) -> None:
-    real = recovery._apply_create
+    real = manager._apply_create
 
     def create(wires: Any, router: Router, *, unnumbered: bool) -> None:
         before = wires.source_id, wires.cursor
@@ -135,12 +135,12 @@ def a_dropped_router_leaves_its_cursor(patch: Patch) -> None:
         if before[1]:
             wires.source_id, wires.cursor = before
 
-    patch.setattr(recovery, "_apply_create", create)
-    patch.setattr(recovery.RouterRecovery, "clear", lambda self: (self.routers.clear(), self.forwarded.clear()))
+    patch.setattr(manager, "_apply_create", create)
+    patch.setattr(manager.RouterRecovery, "clear", lambda self: (self.routers.clear(), self.forwarded.clear()))
 
 
 def a_manifest_counts_fewer_copies_than_it_has(patch: Patch) -> None:
-    real = recovery.snapshot_forwarder
+    real = manager.snapshot_forwarder
 
     def freeze(core: Any) -> None:
         real(core)
@@ -148,7 +148,7 @@ def a_manifest_counts_fewer_copies_than_it_has(patch: Patch) -> None:
             fed = FedRow(core.forwarder_snapshot.fed.source_id, max(core.forwarder_snapshot.fed.cursor - 1, 0))
             core.forwarder_snapshot = replace(core.forwarder_snapshot, fed=fed)
 
-    patch.setattr(recovery, "snapshot_forwarder", freeze)
+    patch.setattr(manager, "snapshot_forwarder", freeze)
 
 
 def totals_begin_again(patch: Patch) -> None:
@@ -157,11 +157,11 @@ def totals_begin_again(patch: Patch) -> None:
 
 
 def expired_records_are_passed_on(patch: Patch) -> None:
-    patch.setattr(forward_plan, "_source_expiry", lambda _: 0)
+    patch.setattr(forwarder, "_source_expiry", lambda _: 0)
 
 
 def deleted_records_are_passed_on(patch: Patch) -> None:
-    real = forward_plan.read_source
+    real = forwarder.read_source
 
     def look(source: Any, cursor: int) -> Any:
         found = real(source, cursor)
@@ -176,7 +176,7 @@ def a_filter_is_forgotten_in_recovery(patch: Patch) -> None:
 
 
 def a_source_that_ends_early_is_waited_for(patch: Patch) -> None:
-    real = recovery.link_forwarders
+    real = manager.link_forwarders
 
     def link(cores: Any, report: Any, *, writable: bool) -> bool:
         wanted = {core.id: core.router_recovery.cursor for core in cores.values() if core.router_recovery is not None}
@@ -186,7 +186,7 @@ def a_source_that_ends_early_is_waited_for(patch: Patch) -> None:
                 core.upstream.cursor = wanted[core.id]
         return found
 
-    patch.setattr(recovery, "link_forwarders", link)
+    patch.setattr(manager, "link_forwarders", link)
 
 
 def dropped_targets_keep_their_forwarders(patch: Patch) -> None:
@@ -203,42 +203,42 @@ def records_are_passed_around_for_ever(patch: Patch) -> None:
 
 
 def losses_are_passed_around_for_ever(patch: Patch) -> None:
-    real = forward_plan._loss_step
-    patch.setattr(forward_plan, "_loss_step", lambda routers, first, last, _: real(routers, first, last, 0))
+    real = forwarder._loss_step
+    patch.setattr(forwarder, "_loss_step", lambda routers, first, last, _: real(routers, first, last, 0))
 
 
 def holes_are_passed_on_as_losses(patch: Patch) -> None:
-    real = forward_plan._empty_chunk
+    real = forwarder._empty_chunk
 
     def unfilled(source: Any, first: int, stop: int, floor: int) -> Any:
         found = real(source, first, stop, floor)
         return replace(found, kind="lost") if found.kind == "hole" else found
 
-    patch.setattr(forward_plan, "_empty_chunk", unfilled)
+    patch.setattr(forwarder, "_empty_chunk", unfilled)
 
 
 def a_record_goes_one_router_too_far(patch: Patch) -> None:
-    patch.setattr(forward_plan, "HOPS_MAX", HOPS_MAX + 1)
+    patch.setattr(forwarder, "HOPS_MAX", HOPS_MAX + 1)
 
 
 def hops_are_not_replayed(patch: Patch) -> None:
-    real = recovery._apply_forward
+    real = manager._apply_forward
 
     def forward(core: Any, wires: Any, body: Any) -> None:
         real(core, wires, replace(body, hops=()))
 
-    patch.setattr(recovery, "_apply_forward", forward)
+    patch.setattr(manager, "_apply_forward", forward)
 
 
 def a_manifest_forgets_hops(patch: Patch) -> None:
-    real = recovery.snapshot_forwarder
+    real = manager.snapshot_forwarder
 
     def freeze(core: Any) -> None:
         real(core)
         if core.forwarder_snapshot is not None:
             core.forwarder_snapshot = replace(core.forwarder_snapshot, hops=())
 
-    patch.setattr(recovery, "snapshot_forwarder", freeze)
+    patch.setattr(manager, "snapshot_forwarder", freeze)
 
 
 def hops_are_forgotten_before_they_were_used(patch: Patch) -> None:

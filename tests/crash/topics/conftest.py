@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.engine import append, seq_reservation
+from tidelog.engine import append, topic_state
 
 
 @pytest.fixture(autouse=True)
 def _small_batches_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append, "LARGE_WRITE_BYTES", 24)
-    monkeypatch.setattr(seq_reservation, "_SMALL_RESERVATION", 0)
+    monkeypatch.setattr(topic_state, "_SMALL_RESERVATION", 0)

@@ -11,7 +11,7 @@ from tests.model import test_queues as model
 
 from tidelog.engine import checkpoint
 from tidelog.engine.manifest import QueueRow
-from tidelog.engine.queues import ack, claim, dead_letter
+from tidelog.engine.queues import claim, dead_letter
 from tidelog.engine.queues.leases import LeaseTable, QueueSnapshot, TimerHeap
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState
 from tidelog.engine.topic_index import TopicIndex
@@ -68,12 +68,12 @@ def a_delay_is_forgotten(patch: Patch) -> None:
 
 
 def an_ack_is_not_written(patch: Patch) -> None:
-    real = ack._settle
+    real = claim._settle
 
     def settle(*args: Any, logged: bool) -> Any:
         return real(*args, logged=logged and args[3].__name__ != "apply_ack")
 
-    patch.setattr(ack, "_settle", settle)
+    patch.setattr(claim, "_settle", settle)
 
 
 def an_ack_deletes_nothing(patch: Patch) -> None:
@@ -126,8 +126,8 @@ def releases_are_not_written(patch: Patch) -> None:
 
 
 def _without_frames(patch: Patch, event: LeaseEvent) -> None:
-    real = ack._lease_frames
-    patch.setattr(ack, "_lease_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
+    real = claim._lease_frames
+    patch.setattr(claim, "_lease_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
 
 
 def _finish_function(args: tuple[Any, ...]) -> Any:

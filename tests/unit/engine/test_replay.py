@@ -22,8 +22,8 @@ from tests.unit.engine.harness import (
 )
 
 from tidelog.engine import Engine, manifest, recovery, retention
-from tidelog.engine.seq_reservation import RESERVATION_MAX
 from tidelog.engine.topic import topic_operations
+from tidelog.engine.topic_state import RESERVATION_MAX
 from tidelog.errors import Damaged, Error
 from tidelog.formats import frame
 from tidelog.testing import SimDisk

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 from tests.unit.engine.harness import EngineHarness
 
-from tidelog.engine import Topic, seq_reservation
-from tidelog.engine.seq_reservation import SeqReservation
+from tidelog.engine import Topic, topic_state
 from tidelog.engine.topic import topic_operations
+from tidelog.engine.topic_state import SeqReservation
 from tidelog.errors import DiskFull
 from tidelog.wal import Shard
 
@@ -22,7 +22,7 @@ from tidelog.wal import Shard
 @pytest.fixture(autouse=True)
 def _small_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests count to ten, not to thousands."""
-    monkeypatch.setattr(seq_reservation, "_SMALL_RESERVATION", 0)
+    monkeypatch.setattr(topic_state, "_SMALL_RESERVATION", 0)
 
 
 def made(head_reserve: int = 10) -> tuple[EngineHarness, Topic]:

@@ -1,8 +1,7 @@
 """Queues: jobs of a topic, claimed under leases.
 
 queue         the API: Queue. Read this first
-claim         one claim round for several claimers, and the claim window
-ack           ack, nack, extend, release
+claim         one claim round for several claimers, the claim window; ack, nack, extend, release
 dead_letter   jobs delivered too often move to another topic; redrive moves them back
 queue_state   the state of one queue, guarded by the lock of its topic
 leases        the lease state machine, without I/O, and its durable form

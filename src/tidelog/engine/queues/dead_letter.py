@@ -29,9 +29,8 @@ import numpy as np
 from tidelog.clock import Clock
 from tidelog.disk.process import defer_signals
 from tidelog.engine import append, batch_encoder, delete
-from tidelog.engine.batch_encoder import Batch, check_int
+from tidelog.engine.batch_encoder import Batch, check_int, from_json
 from tidelog.engine.config import TopicConfig
-from tidelog.engine.json_codec import from_json
 from tidelog.engine.queues.history import JobStep
 from tidelog.engine.queues.jobs import JobChunk, select_jobs
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState, get_queue_state

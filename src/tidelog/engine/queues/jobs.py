@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk
-from tidelog.engine.json_codec import from_json
+from tidelog.engine.batch_encoder import from_json
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.read import RecordChunk, chunk_records
 from tidelog.engine.results import Counts

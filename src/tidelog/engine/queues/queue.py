@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine import delete, retention
 from tidelog.engine.batch_encoder import check_int, is_utf8_text
-from tidelog.engine.queues import ack, claim
-from tidelog.engine.queues.claim import BlockingClaimWindow, ClaimRequest
+from tidelog.engine.queues import claim
+from tidelog.engine.queues.claim import BlockingClaimWindow, ClaimRequest, Ids
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.jobs import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 U64_MAX = (1 << 64) - 1
 JobsOrSeqs = Job | int | Sequence[Job] | Sequence[int]
-Ids = Sequence[int | None] | None
 
 
 @defer_signals_in(
@@ -77,7 +76,7 @@ class QueueOperations:
         (`TopicOperations.has_routers`)."""
         self._check_arguments(node, seqs, lease_ids)
         delete.forward_before_delete(self._state.topic)
-        return ack.submit_ack(self._state, node, seqs, lease_ids)
+        return claim.submit_ack(self._state, node, seqs, lease_ids)
 
     def submit_nack(
         self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0
@@ -85,7 +84,7 @@ class QueueOperations:
         """Submit a `nack` without waiting for it."""
         self._check_arguments(node, seqs, lease_ids)
         check_int("delay_ms", delay_ms, 0, SEQ_MAX)
-        return ack.submit_nack(self._state, node, seqs, lease_ids, delay_ms)
+        return claim.submit_nack(self._state, node, seqs, lease_ids, delay_ms)
 
     def submit_extend(
         self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: int
@@ -93,7 +92,7 @@ class QueueOperations:
         """Submit an `extend` without waiting for it."""
         self._check_arguments(node, seqs, lease_ids)
         check_int("lease_ms", lease_ms, 0, SEQ_MAX)
-        return ack.submit_extend(self._state, node, seqs, lease_ids, lease_ms)
+        return claim.submit_extend(self._state, node, seqs, lease_ids, lease_ms)
 
     def _check_arguments(self, node: str, seqs: Sequence[int], lease_ids: Ids) -> None:
         _check_node(node, self._topic_state.context.limits.node_bytes_max)
@@ -105,7 +104,7 @@ class QueueOperations:
 
     def release_connection(self, connection: object) -> int:
         """End every lease of this connection at once; return their number."""
-        return ack.release_connection(self._state, connection)
+        return claim.release_connection(self._state, connection)
 
     def count_leases(self, connection: object) -> int:
         """Return the number of unexpired leases of this connection."""

@@ -22,20 +22,10 @@ from msgspec.json import Encoder
 
 from tidelog import api_types, native
 from tidelog.api_types import JSON_NULL, RecordToWrite
-from tidelog.engine import (
-    Appended,
-    Batch,
-    CommitFuture,
-    EngineConfig,
-    Topic,
-    TopicConfig,
-    batch_encoder,
-    json_codec,
-)
+from tidelog.engine import Appended, Batch, CommitFuture, EngineConfig, Topic, TopicConfig, batch_encoder
 from tidelog.engine.append import check_idempotency_key
-from tidelog.engine.batch_encoder import ArrowBatch
+from tidelog.engine.batch_encoder import ArrowBatch, decode_meta
 from tidelog.engine.config import TopicType, check_topic_name
-from tidelog.engine.json_codec import decode_meta
 from tidelog.engine.queues.jobs import PRIORITY_KEY, PRIORITY_MAX, RUN_AT_KEY
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, Error, TopicNotFound
@@ -137,9 +127,9 @@ def _plain_records_py(body: bytes, records_max: int) -> list[bytes] | None:
     if not 0 < len(records) <= records_max:
         return None
     datas: list[bytes] = [bytes(record.data) for record in records]
-    if json_codec.may_compact(body):
-        datas = [json_codec.compact_json(data) for data in datas]
-    json_codec.check_depths(body, datas)
+    if batch_encoder.may_compact(body):
+        datas = [batch_encoder.compact_json(data) for data in datas]
+    batch_encoder.check_depths(body, datas)
     return datas
 
 
@@ -495,9 +485,9 @@ async def _create_topic(
 def build_batch(limits: EngineConfig, records: list[api_types.RecordToWrite], node: str | None, body: bytes) -> Batch:
     """Build one batch of a body's records. Data is stored as the text that arrived, without blanks between tokens."""
     datas = [bytes(record.data) for record in records]
-    if json_codec.may_compact(body):
-        datas = list(map(json_codec.compact_json, datas))
-    json_codec.check_depths(body, datas)
+    if batch_encoder.may_compact(body):
+        datas = list(map(batch_encoder.compact_json, datas))
+    batch_encoder.check_depths(body, datas)
     json: bool | list[bool] = True
     if not all(record.encoding is None for record in records):
         json = [record.encoding is None for record in records]

@@ -11,7 +11,7 @@ from tests.unit.engine.harness import TINY, EngineHarness
 from tests.unit.engine.routing.test_forwarder import rows
 
 from tidelog.engine import checkpoint
-from tidelog.engine.routing import recovery
+from tidelog.engine.routing import manager
 from tidelog.engine.topic_state import TopicState
 
 Patch = pytest.MonkeyPatch
@@ -94,7 +94,7 @@ def a_row_has_numbers_of_later_frames(patch: Patch) -> None:
 
 
 def a_row_has_numbers_of_earlier_frames(patch: Patch) -> None:
-    real = recovery.snapshot_forwarder
+    real = manager.snapshot_forwarder
 
     def freeze(core: TopicState) -> None:
         real(core)
@@ -103,7 +103,7 @@ def a_row_has_numbers_of_earlier_frames(patch: Patch) -> None:
                 core.forwarder_snapshot, applied_router_frame=max(core.forwarder_snapshot.applied_router_frame - 1, 0)
             )
 
-    patch.setattr(recovery, "snapshot_forwarder", freeze)
+    patch.setattr(manager, "snapshot_forwarder", freeze)
 
 
 @pytest.mark.parametrize("bug", [a_row_has_numbers_of_later_frames, a_row_has_numbers_of_earlier_frames])

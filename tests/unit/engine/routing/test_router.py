@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidelog.engine.routing.forward_plan import encode_evidence
+from tidelog.engine.routing.forwarder import encode_evidence
 from tidelog.engine.routing.router import (
     HopCounts,
     Router,
