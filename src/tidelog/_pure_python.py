@@ -28,6 +28,25 @@ from numpy.typing import NDArray
 
 from tidelog.types import Buffer, Ints
 
+__all__ = (
+    "all_bytes",
+    "borrow_buffer",
+    "copy_values",
+    "copy_values_into",
+    "encode_json_batch",
+    "encode_json_rows",
+    "encode_write_responses",
+    "fill_indexed_records",
+    "find_frames",
+    "fsync_loop",
+    "json_depth",
+    "parse_plain_bodies",
+    "parse_plain_body",
+    "remove_json_escapes",
+    "split_by_size",
+    "value_lengths",
+)
+
 Column: TypeAlias = tuple[Ints, Ints]
 
 _U32 = Struct("<I")

@@ -11,28 +11,15 @@ from __future__ import annotations
 import logging
 import os
 from importlib.util import find_spec
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from tidelog._pure_python import *  # noqa: F403 - the functions with two implementations
+from tidelog._pure_python import LAYOUT as LAYOUT
+from tidelog._pure_python import __all__ as __all__
 from tidelog._pure_python import slice_values as slice_values  # has no compiled implementation
 
-__all__ = (
-    "all_bytes",
-    "borrow_buffer",
-    "copy_values",
-    "copy_values_into",
-    "encode_json_batch",
-    "encode_json_rows",
-    "encode_write_responses",
-    "fill_indexed_records",
-    "find_frames",
-    "fsync_loop",
-    "json_depth",
-    "parse_plain_bodies",
-    "parse_plain_body",
-    "remove_json_escapes",
-    "split_by_size",
-    "value_lengths",
-)
+if TYPE_CHECKING:
+    from tidelog._native import *  # noqa: F403 - the types of the two are compared
 
 SETTING: Final = "TIDELOG_KERNEL"
 _IS_WANTED: Final = os.environ.get(SETTING, "1").strip().lower() not in ("", "0", "false")
@@ -40,50 +27,15 @@ _IS_WANTED: Final = os.environ.get(SETTING, "1").strip().lower() not in ("", "0"
 try:
     if not _IS_WANTED:
         raise ImportError(f"switched off by {SETTING}")
-    from tidelog._native import LAYOUT as LAYOUT
-    from tidelog._native import (
-        all_bytes,
-        borrow_buffer,
-        copy_values,
-        copy_values_into,
-        encode_json_batch,
-        encode_json_rows,
-        encode_write_responses,
-        fill_indexed_records,
-        find_frames,
-        fsync_loop,
-        json_depth,
-        parse_plain_bodies,
-        parse_plain_body,
-        remove_json_escapes,
-        split_by_size,
-        value_lengths,
-    )
-except ImportError as error:
+    from tidelog import _native
+
+    _compiled = {name: getattr(_native, name) for name in ("LAYOUT", *__all__)}
+except (ImportError, AttributeError) as error:  # AttributeError: it was built from an older version
+    COMPILED = False
     if _IS_WANTED and find_spec("tidelog._native") is not None:
         logging.getLogger("tidelog").warning(
             "the compiled module cannot be used (%s): Python serves, which is slower; install tidelog again", error
         )
-    from tidelog._pure_python import LAYOUT as LAYOUT
-    from tidelog._pure_python import (
-        all_bytes,
-        borrow_buffer,
-        copy_values,
-        copy_values_into,
-        encode_json_batch,
-        encode_json_rows,
-        encode_write_responses,
-        fill_indexed_records,
-        find_frames,
-        fsync_loop,
-        json_depth,
-        parse_plain_bodies,
-        parse_plain_body,
-        remove_json_escapes,
-        split_by_size,
-        value_lengths,
-    )
-
-    COMPILED = False
 else:
     COMPILED = True
+    globals().update(_compiled)
