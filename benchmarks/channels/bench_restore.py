@@ -17,8 +17,8 @@ from tidelog.channels import ChannelManager
 from tidelog.channels.rules import directory_name
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
-from tidelog.formats import channel_meta
-from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats import small_files
+from tidelog.formats.small_files import ChannelAcl, ChannelConfig, ChannelMeta
 
 _MEMBERS = 10
 
@@ -46,7 +46,7 @@ def _make(place: Path, count: int) -> None:
         directory = place / "channels" / directory_name(name)
         directory.mkdir(parents=True)
         (directory / "metadata.bin").write_bytes(
-            channel_meta.encode(ChannelMeta(name, members[0], config, ChannelAcl(), members))
+            small_files.encode_channel(ChannelMeta(name, members[0], config, ChannelAcl(), members))
         )
 
 

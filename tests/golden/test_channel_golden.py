@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.errors import Corrupt
-from tidelog.formats import channel_meta
-from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats import small_files
+from tidelog.formats.small_files import ChannelAcl, ChannelConfig, ChannelMeta
 
 META = ChannelMeta(
     "!room@host",
@@ -24,13 +24,13 @@ def golden(name: str) -> bytes:
 
 
 def test_metadata_is_written_and_read_as_it_was_frozen() -> None:
-    assert channel_meta.encode(META) == golden("metadata.bin")
-    assert channel_meta.decode(golden("metadata.bin"), "it") == META
+    assert small_files.encode_channel(META) == golden("metadata.bin")
+    assert small_files.decode_channel(golden("metadata.bin"), "it") == META
 
 
 def test_a_cursor_is_written_and_read_as_it_was_frozen() -> None:
-    assert channel_meta.encode_cursor(4) == golden("cursor.bin")
-    assert channel_meta.decode_cursor(golden("cursor.bin")) == 4
+    assert small_files.encode_cursor(4) == golden("cursor.bin")
+    assert small_files.decode_cursor(golden("cursor.bin")) == 4
 
 
 def test_every_change_of_one_byte_of_metadata_is_found() -> None:
@@ -39,13 +39,13 @@ def test_every_change_of_one_byte_of_metadata_is_found() -> None:
         for value in range(256):
             if value != whole[at]:
                 with pytest.raises(Corrupt):
-                    channel_meta.decode(whole[:at] + bytes([value]) + whole[at + 1 :], "it")
+                    small_files.decode_channel(whole[:at] + bytes([value]) + whole[at + 1 :], "it")
 
 
 def test_every_cut_is_found() -> None:
     whole = golden("metadata.bin")
     for size in range(len(whole)):
         with pytest.raises(Corrupt):
-            channel_meta.decode(whole[:size], "it")
+            small_files.decode_channel(whole[:size], "it")
     for size in range(16):
-        assert channel_meta.decode_cursor(golden("cursor.bin")[:size]) is None
+        assert small_files.decode_cursor(golden("cursor.bin")[:size]) is None

@@ -25,17 +25,7 @@ from numpy.typing import NDArray
 from tests.frames import FrameReader, encode_batch, record_kinds
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import (
-    batch,
-    control_frames,
-    deletion_vector,
-    file_header,
-    footer,
-    frame,
-    scan,
-    segment_index,
-    tag_index,
-)
+from tidelog.formats import batch, control_frames, frame, scan, sealed_segment, segment_index, small_files, tag_index
 from tidelog.formats.control_frames import Match, MatchOp, TopicMark
 from tidelog.formats.rows import ScanStop, iter_records
 from tidelog.types import Record
@@ -106,8 +96,8 @@ def read_log(buf: bytes) -> object:
 
 
 def read_segment(buf: bytes) -> object:
-    sealed = footer.decode(GOLDEN["segment_foot"])
-    if bad := footer.find_bad_ranges(sealed, buf):
+    sealed = sealed_segment.decode_footer(GOLDEN["segment_foot"])
+    if bad := sealed_segment.find_bad_ranges(sealed, buf):
         raise Detected(f"chunks {bad}")
     return list(
         iter_records(scan.scan_indexed(buf, segment_index.read_entries(GOLDEN["segment_idx"]), 0, 9, 1, check=False))
@@ -115,7 +105,7 @@ def read_segment(buf: bytes) -> object:
 
 
 def read_idx(buf: bytes) -> object:
-    if reason := footer.find_index_fault(footer.decode(GOLDEN["segment_foot"]), buf):
+    if reason := sealed_segment.find_index_fault(sealed_segment.decode_footer(GOLDEN["segment_foot"]), buf):
         raise Detected(reason)
     return plain(segment_index.read_entries(buf))
 
@@ -125,7 +115,7 @@ def plain(entries: NDArray[np.void]) -> list[object]:
 
 
 def read_deletions(buf: bytes) -> object:
-    vector = deletion_vector.decode(buf)
+    vector = sealed_segment.decode_deletion_vector(buf)
     return vector.base, vector.size, vector.seqs().tolist()
 
 
@@ -152,8 +142,8 @@ def record(seq: int, data: bytes, *, ms: int = 0, node: bytes = b"", tag: bytes 
     return Record(seq, (TS + ms) * 1000, data, node, tag, meta)
 
 
-def make_vector() -> deletion_vector.DeletionVector:
-    vector = deletion_vector.DeletionVector(1, 9)
+def make_vector() -> sealed_segment.DeletionVector:
+    vector = sealed_segment.DeletionVector(1, 9)
     vector.mark([2, 6, 9])
     return vector
 
@@ -390,25 +380,27 @@ VECTORS: dict[str, Vector] = {
         read_idx,
     ),
     "segment_foot": Vector(
-        footer.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64),
-        lambda: footer.encode(
-            footer.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64)
+        sealed_segment.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64),
+        lambda: sealed_segment.encode_footer(
+            sealed_segment.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64)
         ),
-        footer.decode,
+        sealed_segment.decode_footer,
     ),
     "segment_tag": Vector(
         (1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, {b"a": [0, 3], b"bc": [1]}), make_tags, read_tags
     ),
-    "segment_del": Vector((1, 9, [2, 6, 9]), lambda: deletion_vector.encode(make_vector()), read_deletions),
+    "segment_del": Vector(
+        (1, 9, [2, 6, 9]), lambda: sealed_segment.encode_deletion_vector(make_vector()), read_deletions
+    ),
     "snapshot": Vector(
         Meta({"events": 2, "orders": 10}, 11),
-        lambda: file_header.encode_snapshot(Meta({"events": 2, "orders": 10}, 11)),
-        lambda buf: file_header.decode_snapshot(Meta, buf),
+        lambda: small_files.encode_snapshot(Meta({"events": 2, "orders": 10}, 11)),
+        lambda buf: small_files.decode_snapshot(Meta, buf),
     ),
     "snapshot_header": Vector(
         b"\x00",
-        lambda: file_header.wrap_snapshot(b"\x00", version=3),
-        lambda buf: file_header.unwrap_snapshot(buf, version=3),
+        lambda: small_files.wrap_snapshot(b"\x00", version=3),
+        lambda buf: small_files.unwrap_snapshot(buf, version=3),
     ),
     "idx_layout": Vector(
         [(0, 48, TS, 3, [0, 0, 0]), (48, 45, TS + 1, 0, [0, 0, 0])],
@@ -442,9 +434,9 @@ def test_bytes_bytearrays_and_mapped_files_read_alike(wrap: Callable[[bytes], An
     assert list(iter_records(scan.scan_records(wrap(log)).rows)) == VECTORS["log"].content
     assert [found.kind for found in FrameReader(wrap(log))] == [1, 1, 11, 12, 12, 1]
     assert scan.scan_headers(wrap(log)).headers["kind"].tolist() == [1, 1, 11, 12, 12, 1]
-    assert footer.decode(wrap(GOLDEN["segment_foot"])) == VECTORS["segment_foot"].content
-    assert file_header.decode_snapshot(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
-    assert deletion_vector.decode(wrap(GOLDEN["segment_del"])).seqs().tolist() == [2, 6, 9]
+    assert sealed_segment.decode_footer(wrap(GOLDEN["segment_foot"])) == VECTORS["segment_foot"].content
+    assert small_files.decode_snapshot(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
+    assert sealed_segment.decode_deletion_vector(wrap(GOLDEN["segment_del"])).seqs().tolist() == [2, 6, 9]
 
 
 def outcome(name: str, broken: bytes) -> str:

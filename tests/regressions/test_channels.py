@@ -20,7 +20,7 @@ from tidelog.channels.channel_state import ChannelState
 from tidelog.channels.rules import directory_name
 from tidelog.channels.store import ChannelStore
 from tidelog.errors import Corrupt, Error, FifoEmpty, FifoFull, Latched, Refused, WriteFailed
-from tidelog.formats.channel_meta import ChannelMeta
+from tidelog.formats.small_files import ChannelMeta
 from tidelog.testing import ManualClock, SimDisk
 
 Patch = pytest.MonkeyPatch

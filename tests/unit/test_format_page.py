@@ -27,18 +27,7 @@ from tidelog.commitlog.codecs import CODEC_NAMES as CODECS
 from tidelog.commitlog.codecs import laminar, make_codec, narwhal, rustlog, tide
 from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
-from tidelog.formats import (
-    batch,
-    channel_meta,
-    control_frames,
-    deletion_vector,
-    file_header,
-    footer,
-    frame,
-    log_manifest,
-    segment_index,
-    tag_index,
-)
+from tidelog.formats import batch, control_frames, frame, sealed_segment, segment_index, small_files, tag_index
 from tidelog.testing import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,12 +219,12 @@ LAYOUTS: dict[str, Layout] = {
     "Frame header": frame.HEADER,
     "Batch head": batch._HEAD,
     "Index entry": segment_index.ENTRY,
-    "Envelope": Struct(file_header._HEADER.format + file_header._CHECKSUM.format[1:]),
-    "Footer head": footer._HEAD,
+    "Envelope": Struct(small_files._HEADER.format + small_files._CHECKSUM.format[1:]),
+    "Footer head": sealed_segment._FOOTER_HEAD,
     "Tag index head": tag_index._HEAD,
-    "Deletion vector head": deletion_vector._HEAD,
-    "Snapshot head": file_header._SNAPSHOT_HEADER,
-    "Channel cursor": channel_meta._CURSOR,
+    "Deletion vector head": sealed_segment._DELETIONS_HEAD,
+    "Snapshot head": small_files._SNAPSHOT_HEADER,
+    "Channel cursor": small_files._CURSOR,
     "rustlog record header": rustlog.HEADER,
     "rustlog short record header": rustlog._LEAD,
     "rustlog index entry": rustlog.INDEX,
@@ -331,14 +320,14 @@ def layout_complaints(text: str) -> Iterator[str]:
 
 def version_complaints(text: str) -> Iterator[str]:
     right = {
-        ".foot": (footer.MAGIC, footer.VERSION),
+        ".foot": (sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION),
         ".tag": (tag_index.MAGIC, tag_index.VERSION),
-        ".del": (deletion_vector.MAGIC, deletion_vector.VERSION),
+        ".del": (sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         ".partitions": (partitions._MAGIC, partitions._VERSION),
-        "metadata.bin": (channel_meta.MAGIC, channel_meta.VERSION),
-        ".tidelog.manifest": (log_manifest.MAGIC, log_manifest.VERSION),
-        "snapshot": (file_header.SNAPSHOT_MAGIC, file_header.SNAPSHOT_VERSION),
+        "metadata.bin": (small_files.CHANNEL_MAGIC, small_files.CHANNEL_VERSION),
+        ".tidelog.manifest": (small_files.MANIFEST_MAGIC, small_files.MANIFEST_VERSION),
+        "snapshot": (small_files.SNAPSHOT_MAGIC, small_files.SNAPSHOT_VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
@@ -447,11 +436,11 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"bflags above {len(batch._LENGTHS_WIDTH) - 1},",
         f"is at `(s - first) × {segment_index.ENTRY_BYTES}`",
         f"bytes of `.idx`: {segment_index.ENTRY_BYTES} × (stop - first)",
-        f"under one checksum; {spaced(footer.CHUNK_BYTES)}",
-        f"shorter than {file_header.FILE_HEADER_BYTES} bytes",
-        f"the file has {file_header.FILE_HEADER_BYTES} + body_len bytes",
-        f"a version below {file_header.SNAPSHOT_VERSION},",
-        f"A version above {file_header.SNAPSHOT_VERSION} is `NewerFormat`",
+        f"under one checksum; {spaced(sealed_segment.CHUNK_BYTES)}",
+        f"shorter than {small_files.FILE_HEADER_BYTES} bytes",
+        f"the file has {small_files.FILE_HEADER_BYTES} + body_len bytes",
+        f"a version below {small_files.SNAPSHOT_VERSION},",
+        f"A version above {small_files.SNAPSHOT_VERSION} is `NewerFormat`",
         f"A CheckpointMark of a version above {control_frames.CHECKPOINT_VERSION} is `NewerFormat`",
         f"a CheckpointMark of exactly {control_frames._BARRIER_BYTES} bytes",
         f"of the data only, at most {spaced(rustlog.RECORD_BYTES_MAX)}",
@@ -465,7 +454,7 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"size 0 or not a multiple of {narwhal.INDEX_ENTRY_BYTES},",
         f"{spaced(reserve)} bytes by default",
         f"with length {spaced(unfinished)}",
-        f"more than {spaced(channel_meta.METADATA_BYTES_MAX)} bytes",
+        f"more than {spaced(small_files.METADATA_BYTES_MAX)} bytes",
     ]
     flat = " ".join(text.split())
     yield from (f"the page does not say: {said}" for said in sentences if said.lower() not in flat.lower())

@@ -18,7 +18,7 @@ from tidelog.channels.channel_state import Ack, ChannelEvent, Presence, PublishF
 from tidelog.channels.manager import Authenticate, ChannelManager, Hook, Validate
 from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator
 from tidelog.channels.store import Message
-from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats.small_files import ChannelAcl, ChannelConfig, ChannelMeta
 
 __all__ = [
     "OPERATOR",

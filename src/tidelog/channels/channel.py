@@ -29,7 +29,7 @@ from tidelog.channels.rules import Operator, User
 from tidelog.channels.store import Message, MessageLog
 from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, ChannelNotFound, NotFound, NotPersistent, OutOfRange, WrongType
-from tidelog.formats.channel_meta import ChannelConfig, ChannelMeta
+from tidelog.formats.small_files import ChannelConfig, ChannelMeta
 
 HISTORY_BYTES_MAX = 4 << 20  # of payloads in one page
 

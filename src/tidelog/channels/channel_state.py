@@ -49,7 +49,7 @@ from tidelog.errors import (
     Latched,
     WriteFailed,
 )
-from tidelog.formats.channel_meta import ChannelMeta, decode_cursor, encode_cursor
+from tidelog.formats.small_files import ChannelMeta, decode_cursor, encode_cursor
 from tidelog.wal import CommitFuture, GroupCommit
 
 PresenceKind: TypeAlias = Literal["joined", "left", "deleted", "reconfigured"]

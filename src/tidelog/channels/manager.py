@@ -39,7 +39,7 @@ from tidelog.errors import (
     Rejected,
     Throttled,
 )
-from tidelog.formats.channel_meta import ChannelMeta
+from tidelog.formats.small_files import ChannelMeta
 
 
 class MembershipIndex:

@@ -16,7 +16,7 @@ from tidelog.channels.channel_state import ChannelState
 from tidelog.channels.manager import ChannelManager, ChannelShard
 from tidelog.channels.rules import Operator, User
 from tidelog.errors import Error, Forbidden, Refused, Throttled
-from tidelog.formats.channel_meta import ChannelMeta
+from tidelog.formats.small_files import ChannelMeta
 
 _log = logging.getLogger("tidelog.channels")
 

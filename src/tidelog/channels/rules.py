@@ -36,7 +36,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from tidelog.errors import AlreadyMember, BadInput, ChannelFull, Forbidden, NotMember, TooLarge, WrongType
-from tidelog.formats.channel_meta import AclKind, ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats.small_files import AclKind, ChannelAcl, ChannelConfig, ChannelMeta
 
 USER_BYTES_MAX: Final = 510  # the limit of the message log's format
 _NAME_CACHE_ENTRIES: Final = 1 << 14  # each publish checks the same few names again

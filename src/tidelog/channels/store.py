@@ -38,9 +38,9 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine.check import Finding
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, WriteFailed
-from tidelog.formats import channel_meta as layout
-from tidelog.formats import log_manifest
-from tidelog.formats.channel_meta import ChannelMeta, decode_cursor
+from tidelog.formats import small_files
+from tidelog.formats import small_files as layout
+from tidelog.formats.small_files import ChannelMeta, decode_cursor
 
 CHANNELS_DIR: Final = "channels"
 METADATA_FILE: Final = "metadata.bin"
@@ -91,7 +91,7 @@ class ChannelStore:
         None for a new channel. `before_commit` runs before the metadata is replaced, to write files it implies."""
         name = directory_name(meta.handler)
         with self._metrics.timed("store_save_duration", "store_saves"):
-            content, prepared = layout.encode(meta), saved is not None
+            content, prepared = layout.encode_channel(meta), saved is not None
             try:
                 if saved is None:
                     self._prepare(name)
@@ -138,7 +138,7 @@ class ChannelStore:
             else:
                 if remove_if_exists(self.disk, join(directory, DELETED_MARKER_FILE)):
                     self.disk.sync_dir(directory)
-                content, path = layout.encode(meta), join(directory, METADATA_FILE)
+                content, path = layout.encode_channel(meta), join(directory, METADATA_FILE)
                 if read_file(self.disk, path) != content:
                     replace_file(self.disk, path, content)
                 elif name in self.undecided:
@@ -158,7 +158,7 @@ class ChannelStore:
             try:
                 stat = self.disk.stat(path)
                 if stat is not None and stat.size > layout.METADATA_BYTES_MAX:
-                    raise layout.oversized_error(path, stat.size)
+                    raise layout.oversized_channel_error(path, stat.size)
                 content = read_file(self.disk, path)
             except OSError as error:
                 raise Damaged(
@@ -166,7 +166,7 @@ class ChannelStore:
                 ) from error
             if content is None:
                 raise Damaged(f"{path} is missing; nothing was changed, restore it or delete the channel")
-            meta = layout.decode(content, path)
+            meta = layout.decode_channel(content, path)
             if directory_name(meta.handler) != name:
                 raise Corrupt(path, pos=0, reason=f"it describes {meta.handler}, which has another directory")
             return meta
@@ -532,7 +532,7 @@ class ChannelCheck:
             return
         bounds = (1, 1)
         directory = self._store.directory(name)
-        if any(file.endswith((".log", log_manifest.NAME)) for file in self._disk.list_dir(directory)):
+        if any(file.endswith((".log", small_files.MANIFEST_NAME)) for file in self._disk.list_dir(directory)):
             try:
                 result = verify(directory, "narwhal", disk=self._disk)
             except Error as error:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats import batch_writer, segment_index
+from tidelog.formats import batch, segment_index
 from tidelog.formats.frame import U32_MAX
 from tidelog.formats.rows import Rows, ScanResult, ScanStop, concat_rows, copy_values
 from tidelog.types import Buffer, Ints
@@ -49,7 +49,7 @@ class Batch:
     @cached_property
     def data_lengths(self) -> NDArray[np.uint32]:
         """The length of each record's data, computed once."""
-        lengths, _ = batch_writer.value_lengths(self.datas)
+        lengths, _ = batch.value_lengths(self.datas)
         if isinstance(lengths, list):
             raise TooLarge("a record", size=max(lengths), limit=U32_MAX)
         return np.asarray(lengths, "<u4")

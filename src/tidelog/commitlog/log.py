@@ -54,8 +54,8 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, Damaged, Locked, NotFound
 from tidelog.formats import rows as columns
-from tidelog.formats.log_manifest import NAME as MANIFEST_FILE
 from tidelog.formats.rows import Rows
+from tidelog.formats.small_files import MANIFEST_NAME as MANIFEST_FILE
 from tidelog.types import Buffer, Record
 
 LOCK_FILE = ".tidelog.lock"

@@ -23,9 +23,9 @@ from tidelog.config import LogConfig
 from tidelog.disk.durability import replace_file, write_temporary
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import AlreadyExists, BadInput
-from tidelog.formats import log_manifest
-from tidelog.formats.log_manifest import Entry, LogManifest
+from tidelog.formats import small_files
 from tidelog.formats.rows import Rows
+from tidelog.formats.small_files import LogManifest, ManifestEntry
 from tidelog.types import Ints
 
 _COPY_CHUNK_BYTES = 8 << 20
@@ -93,21 +93,23 @@ def check_new_directory(disk: Disk, path: str) -> None:
 
 
 def _write_copy_manifest(
-    log: SegmentedLog, destination: str, entries: list[Entry], active: int | None, removing: list[int]
+    log: SegmentedLog, destination: str, entries: list[ManifestEntry], active: int | None, removing: list[int]
 ) -> None:
     """Write the manifest of the copy. The size of its last segment is not known yet."""
     content = LogManifest(
         codec=log.codec,
         generation=1,
         segments=entries,
-        active=None if active is None else Entry(active, 0, 0),
+        active=None if active is None else ManifestEntry(active, 0, 0),
         next_seq=active or 0,
         reserved=log.highest,
         clean=False,
         removing=removing,
         offsets=False,
     )
-    replace_file(log._log_state.disk, join(destination, log_manifest.NAME), log_manifest.encode(content))
+    replace_file(
+        log._log_state.disk, join(destination, small_files.MANIFEST_NAME), small_files.encode_manifest(content)
+    )
 
 
 def _copy_segment(files: LogFiles, segment: SealedSegment, destination: str) -> None:

@@ -33,8 +33,8 @@ from tidelog.disk import process
 from tidelog.disk.durability import SyncFailed, WriteLatch, read_file, remove_if_exists, replace_file, write_temporary
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import Busy, Closed, Forked, OutOfRange, ReadOnly
-from tidelog.formats import log_manifest
-from tidelog.formats.log_manifest import NAME, Entry, LogManifest
+from tidelog.formats import small_files
+from tidelog.formats.small_files import MANIFEST_NAME, LogManifest, ManifestEntry
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ def write_manifest(
     *,
     removing: Sequence[int],
     sealed: Sequence[SealedSegment] = (),
-    active: Entry | None = None,
+    active: ManifestEntry | None = None,
     next_seq: int = 0,
     reserved: int = 0,
     clean: bool = False,
@@ -202,8 +202,8 @@ def write_manifest(
         removing=list(removing),
         offsets=has_offsets,
     )
-    path = join(state.path, NAME)
-    write_temporary(state.disk, f"{path}.tmp", log_manifest.encode(content))
+    path = join(state.path, MANIFEST_NAME)
+    write_temporary(state.disk, f"{path}.tmp", small_files.encode_manifest(content))
     state.disk.rename(f"{path}.tmp", path)
     try:
         state.disk.sync_dir(state.path)
@@ -213,15 +213,15 @@ def write_manifest(
     state.reserved_seq = content.reserved
 
 
-def active_entry(state: LogState, active: ActiveSegment) -> Entry:
+def active_entry(state: LogState, active: ActiveSegment) -> ManifestEntry:
     """Describe the growing segment for the manifest: no more bytes than are durable."""
     if active is not state.active or state.durable >= active.next_seq:
-        return Entry(active.base, active.size, active.authoritative_side_bits)
+        return ManifestEntry(active.base, active.size, active.authoritative_side_bits)
     before = state.manifest.active if state.manifest is not None else None
     return (
         before
         if before is not None and before.base == active.base
-        else Entry(active.base, 0, active.authoritative_side_bits)
+        else ManifestEntry(active.base, 0, active.authoritative_side_bits)
     )
 
 

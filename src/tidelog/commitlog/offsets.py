@@ -19,7 +19,7 @@ from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, Lock, join
 from tidelog.disk.process import defer_signals
 from tidelog.errors import BadInput, Corrupt, DiskFull, WriteFailed
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 
 OFFSETS_FILE = ".consumer_offsets"
 _MAGIC, _VERSION = b"TLCO", 1
@@ -61,7 +61,7 @@ class ConsumerOffsets:
         content = read_file(self._disk, self._path)
         if content is None:
             return {}
-        body = file_header.unwrap_file(_MAGIC, _VERSION, content, self._path)
+        body = small_files.unwrap_file(_MAGIC, _VERSION, content, self._path)
         try:
             rows = msgspec.msgpack.decode(body, type=list[tuple[str, str, int, int]])
         except msgspec.DecodeError as error:
@@ -90,7 +90,7 @@ class ConsumerOffsets:
     def _save(self, offsets: dict[OffsetKey, int], action: str) -> None:
         rows = sorted((*key, seq) for key, seq in offsets.items())
         try:
-            replace_file(self._disk, self._path, file_header.wrap_file(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
+            replace_file(self._disk, self._path, small_files.wrap_file(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
             self._on_written()
         except OSError as error:
             self._cached = None  # where only the last directory sync failed, the new file may be in place: load again

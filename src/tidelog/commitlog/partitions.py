@@ -44,7 +44,7 @@ from tidelog.errors import (
     ReadOnly,
     WriteFailed,
 )
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 
 _TOPIC_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
@@ -221,7 +221,7 @@ class PartitionedLog:
         content = read_file(self._disk, path) if self._disk.stat(path) is not None else None
         if content is None:
             return None
-        body = file_header.unwrap_file(_MAGIC, _VERSION, content, path)
+        body = small_files.unwrap_file(_MAGIC, _VERSION, content, path)
         try:
             count, used = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
         except msgspec.DecodeError as error:
@@ -233,7 +233,7 @@ class PartitionedLog:
         replace_file(
             self._disk,
             join(self._topic_directory(topic), PARTITIONS_FILE),
-            file_header.wrap_file(_MAGIC, _VERSION, body),
+            small_files.wrap_file(_MAGIC, _VERSION, body),
         )
 
     def _partition_numbers(self, topic: str) -> set[int]:

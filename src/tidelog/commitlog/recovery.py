@@ -30,16 +30,16 @@ from tidelog.commitlog.segment import ActiveSegment, LogFiles, SealedSegment, cr
 from tidelog.disk.durability import WriteLatch, read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, File, Mode, join
 from tidelog.errors import Corrupt, Damaged, Error, Unavailable, UnknownLayout
-from tidelog.formats import log_manifest
-from tidelog.formats.log_manifest import UNKNOWN, Entry, LogManifest
+from tidelog.formats import small_files
 from tidelog.formats.rows import Rows, ScanStop
+from tidelog.formats.small_files import UNKNOWN_BYTES, LogManifest, ManifestEntry
 from tidelog.types import Buffer
 
 QUARANTINE_DIR = "quarantine"
 _READ_ATTEMPTS_MAX = 64
 _OFFSETS_FILE = ".consumer_offsets"
 _TEMPORARIES = frozenset(
-    (".cleaner_checkpoint.tmp", f"{_OFFSETS_FILE}.tmp", ".next_seq.tmp", f"{log_manifest.NAME}.tmp")
+    (".cleaner_checkpoint.tmp", f"{_OFFSETS_FILE}.tmp", ".next_seq.tmp", f"{small_files.MANIFEST_NAME}.tmp")
 )
 _LOST_SEGMENT_MARGIN_SEQS = 1 << 20  # added to the estimate for a lost segment without a manifest
 _RECORDS_PER_INDEX_BYTE_MAX = 16  # at most, in a sparse index
@@ -107,15 +107,15 @@ class RecoveredLog(NamedTuple):
 def load_manifest(disk: Disk, directory: str) -> LogManifest | None:
     """Return the manifest of the log in this directory; None for a log of another program or of an older version.
     Raises Corrupt or NewerFormat where it cannot be read."""
-    path = join(directory, log_manifest.NAME)
+    path = join(directory, small_files.MANIFEST_NAME)
     content = read_file(disk, path)
-    return None if content is None else log_manifest.decode(content, path)
+    return None if content is None else small_files.decode_manifest(content, path)
 
 
 def detect_codec(disk: Disk, directory: str, names: Sequence[str]) -> str | None:
     """Return the codec that wrote this directory, from its manifest or from its file names."""
     with suppress(Corrupt):
-        if log_manifest.NAME in names and (manifest := load_manifest(disk, directory)) is not None:
+        if small_files.MANIFEST_NAME in names and (manifest := load_manifest(disk, directory)) is not None:
             return manifest.codec
     return guess_codec(names)
 
@@ -123,7 +123,7 @@ def detect_codec(disk: Disk, directory: str, names: Sequence[str]) -> str | None
 def read_directory(files: LogFiles) -> DirectorySnapshot:
     """Read the current state of the directory."""
     names = tuple(files.disk.list_dir(files.directory))
-    return DirectorySnapshot(names, read_file(files.disk, join(files.directory, log_manifest.NAME)))
+    return DirectorySnapshot(names, read_file(files.disk, join(files.directory, small_files.MANIFEST_NAME)))
 
 
 class SegmentListing(NamedTuple):
@@ -316,10 +316,10 @@ def _load_manifest_or_report(files: LogFiles, report: RecoveryReport, *, writabl
         return load_manifest(files.disk, files.directory)
     except Corrupt as error:
         reason = f"{error.reason}; lost segment files are known only as far as the other files prove them"
-        report.damage.append(Damage(log_manifest.NAME, Fault(0, 0, error.pos, reason)))
+        report.damage.append(Damage(small_files.MANIFEST_NAME, Fault(0, 0, error.pos, reason)))
         if writable:
-            path = join(files.directory, log_manifest.NAME)
-            report.quarantined.append(_quarantine(files, log_manifest.NAME, read_file(files.disk, path) or b""))
+            path = join(files.directory, small_files.MANIFEST_NAME)
+            report.quarantined.append(_quarantine(files, small_files.MANIFEST_NAME, read_file(files.disk, path) or b""))
         return None
 
 
@@ -392,7 +392,14 @@ def rebuild_sides(
 
 
 def _open_sealed(
-    files: LogFiles, base: int, stop: int, entry: Entry | None, report: RecoveryReport, *, writable: bool, verify: bool
+    files: LogFiles,
+    base: int,
+    stop: int,
+    entry: ManifestEntry | None,
+    report: RecoveryReport,
+    *,
+    writable: bool,
+    verify: bool,
 ) -> SealedSegment:
     codec, disk = files.codec, files.disk
     stat = disk.stat(files.data_path(base))
@@ -404,7 +411,7 @@ def _open_sealed(
     segment.authoritative_side_bits = sum(
         1 << n for n, side in enumerate(sides) if side is not None and n in codec.authoritative_sides
     )
-    segment.complete_bytes = segment.size if stat is not None else UNKNOWN
+    segment.complete_bytes = segment.size if stat is not None else UNKNOWN_BYTES
     if entry is not None:
         segment.complete_bytes, segment.authoritative_side_bits = entry.data_bytes, entry.sides
     if entry is not None and stat is not None:
@@ -608,7 +615,7 @@ def _scan_active(files: LogFiles, base: int) -> ActiveScan:
 
 
 def _seal_damaged_active(
-    files: LogFiles, entry: Entry, manifest: LogManifest, scan: ActiveScan, report: RecoveryReport
+    files: LogFiles, entry: ManifestEntry, manifest: LogManifest, scan: ActiveScan, report: RecoveryReport
 ) -> SealedSegment | None:
     """Return the active segment as a sealed one if durable records of it are damaged or missing."""
     codec, base = files.codec, entry.base

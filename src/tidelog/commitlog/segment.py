@@ -59,8 +59,8 @@ from tidelog.disk.durability import (
 from tidelog.disk.interface import Disk, File, join
 from tidelog.errors import DiskFull, Error, WriteFailed
 from tidelog.formats import segment_index
-from tidelog.formats.log_manifest import UNKNOWN, Entry
 from tidelog.formats.rows import Rows, ScanStop, empty_rows
+from tidelog.formats.small_files import UNKNOWN_BYTES, ManifestEntry
 from tidelog.types import Buffer, Ints
 
 V = TypeVar("V")
@@ -203,7 +203,7 @@ class SealedSegment:
     footer: bytes | None = None
     rebuilt_sides: tuple[bytes, ...] | None = None  # sides rebuilt in memory, when the log may not write
     verified_chunks: set[int] = field(default_factory=set)
-    complete_bytes: int = UNKNOWN  # size of the data when it was last known to be complete
+    complete_bytes: int = UNKNOWN_BYTES  # size of the data when it was last known to be complete
     authoritative_side_bits: int = 0  # a bit for each authoritative side file that the segment had
     lost_reason: str = ""  # why nothing of the segment can be read
     salvage: Salvage | None = None  # the readable records, once damage was found
@@ -216,9 +216,9 @@ class SealedSegment:
         sides: Sequence[Buffer | None] = self.rebuilt_sides or files.cached_sides.get(self.base, self._load_sides)
         return SegmentContent(self.base, self.stop, data, sides[0] or b"", sides, self.footer, self.verified_chunks)
 
-    def manifest_entry(self) -> Entry:
+    def manifest_entry(self) -> ManifestEntry:
         """Describe the segment for the manifest."""
-        return Entry(self.base, self.complete_bytes, self.authoritative_side_bits)
+        return ManifestEntry(self.base, self.complete_bytes, self.authoritative_side_bits)
 
     def read(self, content: SegmentContent, first: int, stop: int, bytes_max: int) -> Chunk:
         """Read records of [first, stop) by the codec. After the first damage the segment is read once without its

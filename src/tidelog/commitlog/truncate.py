@@ -19,7 +19,7 @@ from tidelog.commitlog.recovery import RecoveryReport, open_active, recover_log
 from tidelog.commitlog.segment import SealedSegment, abandon_replacement, commit_replacement, prepare_replacement
 from tidelog.disk.durability import DISK_FULL_ERRNOS, SyncFailed
 from tidelog.errors import Corrupt, DiskFull, Error, OutOfRange, WriteFailed
-from tidelog.formats.log_manifest import Entry
+from tidelog.formats.small_files import ManifestEntry
 
 
 def truncate_log(state: LogState, seq: int) -> int:
@@ -77,7 +77,7 @@ def _save_intent(state: LogState, base: int, seq: int) -> None:
     log_state.write_manifest(
         state,
         sealed=[segment for segment in state.sealed if segment.base < base],
-        active=Entry(base, 0, 0),
+        active=ManifestEntry(base, 0, 0),
         next_seq=seq,
         reserved=state.highest,
         removing=later,

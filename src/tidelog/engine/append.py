@@ -22,7 +22,7 @@ from tidelog.engine.topic_state import PendingReservation, TopicState
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
 from tidelog.formats import control_frames, frame, segment_index
-from tidelog.formats.batch_writer import FrameBuffers
+from tidelog.formats.batch import FrameBuffers
 from tidelog.types import Buffer
 from tidelog.wal import Commit, CommitFuture, WalRange
 

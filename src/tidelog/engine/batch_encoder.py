@@ -22,10 +22,10 @@ from tidelog import native
 from tidelog.engine.config import EngineConfig
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 from tidelog.formats import batch as batches
-from tidelog.formats import batch_writer as values
+from tidelog.formats import batch as values
 from tidelog.formats import frame
 from tidelog.formats import lazy_compute as pc
-from tidelog.formats.batch_writer import FrameBuffers, write_frames
+from tidelog.formats.batch import FrameBuffers, write_frames
 from tidelog.formats.frame import DURABLE, JSON, MORE
 
 # ── JSON text ─────────────────────────────────────────────────────────────────────────────────

@@ -39,19 +39,10 @@ from tidelog.engine.segment import CODEC, SEGMENT_FILE_PATTERN
 from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, encode_tag_index
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from tidelog.formats import (
-    deletion_vector,
-    footer,
-    frame,
-    scan,
-    segment_index,
-    tag_index,
-)
-from tidelog.formats import (
-    file_header as snapshot,
-)
-from tidelog.formats.footer import Footer
+from tidelog.formats import frame, scan, sealed_segment, segment_index, tag_index
+from tidelog.formats import small_files as snapshot
 from tidelog.formats.rows import Rows, ScanResult
+from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer
 from tidelog.wal import Position, Replay, paths, replay_shard
 
@@ -463,7 +454,7 @@ class SegmentCheck:
         content = read_file(self._disk, f"{self._stem}.foot")
         try:
             if content is not None and self._row.sealed:
-                return footer.decode(content)
+                return sealed_segment.decode_footer(content)
         except (Corrupt, NewerFormat) as error:
             self._add_finding("footer", *_describe_error(error))
             return None
@@ -496,7 +487,11 @@ class SegmentCheck:
         base, deleted = self._row.base, np.zeros(self._row.stop - self._row.base, np.bool_)
         try:
             content = read_file(self._disk, f"{self._stem}.del")
-            vector = deletion_vector.DeletionVector(base, 0) if content is None else deletion_vector.decode(content)
+            vector = (
+                sealed_segment.DeletionVector(base, 0)
+                if content is None
+                else sealed_segment.decode_deletion_vector(content)
+            )
         except (Corrupt, NewerFormat) as error:
             pos, reason = _describe_error(error)
             self._add_finding("deletions", pos, f"{reason}; which of its records are deleted is not known")
@@ -524,7 +519,7 @@ class SegmentCheck:
             len(index) == self._entries
             and segment_index.find_index_fault(segment_index.read_entries(index), row.size) is None
         )
-        if is_trusted and (foot is None or footer.find_index_fault(foot, index) is None):
+        if is_trusted and (foot is None or sealed_segment.find_index_fault(foot, index) is None):
             shape, seq = SegmentContent(row.base, row.stop, MmapReader(data), index, [index]), row.base
             while seq < row.stop:
                 _, seq, fault = CODEC.read(shape, seq, row.stop, _CHUNK_BYTES)
@@ -542,10 +537,15 @@ class SegmentCheck:
             reason = f"it covers seqs [{foot.first_seq}, {foot.stop_seq}) in {foot.data_bytes} bytes of data"
             self._add_finding("footer", 20, f"{reason}, the snapshot for others")
             return
-        for lo, hi in footer.find_bad_ranges(foot, data, end=foot.data_bytes):
+        for lo, hi in sealed_segment.find_bad_ranges(foot, data, end=foot.data_bytes):
             if not any(lo <= fault.pos < hi for fault in faults):
                 self._add_finding("data", lo, f"bytes {lo} to {hi - 1} are not those that were sealed")
-        if faults and index and len(index) == self._entries and (index_fault := footer.find_index_fault(foot, index)):
+        if (
+            faults
+            and index
+            and len(index) == self._entries
+            and (index_fault := sealed_segment.find_index_fault(foot, index))
+        ):
             self._add_finding("index", None, index_fault)
 
     def _check_index_and_counts(self, rows: Rows, index: Buffer | None, deleted: NDArray[np.bool_] | None) -> None:

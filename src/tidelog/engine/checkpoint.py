@@ -46,7 +46,7 @@ from tidelog.engine.segment import CODEC, SEGMENT_SUFFIXES, Segment, SegmentFile
 from tidelog.engine.tag_search import write_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Forked, NewerFormat
-from tidelog.formats import control_frames, deletion_vector, footer, frame, scan, segment_index
+from tidelog.formats import control_frames, frame, scan, sealed_segment, segment_index
 from tidelog.formats.control_frames import CheckpointMark, TopicMark
 from tidelog.types import Buffer
 from tidelog.wal import Commit, CommitFuture, paths
@@ -316,7 +316,7 @@ def _deletions_readable(segment: Segment) -> bool:
     """Whether the `.del` file reads. Its content was checked when it was loaded."""
     try:
         content = segment.files.read_side_file(segment.base, ".del")
-        return content is not None and deletion_vector.decode(content).base == segment.base
+        return content is not None and sealed_segment.decode_deletion_vector(content).base == segment.base
     except (Corrupt, NewerFormat):
         return False
 
@@ -436,7 +436,7 @@ class SegmentWriter:
             replace_file(files.disk, files.path(base, ".idx"), rebuilt)  # only the index was wrong
             files.unmap(base)
             entries = rebuilt
-        foot = footer.encode(footer.build_footer(content, entries, first_seq=base))
+        foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=base))
         self._write_tag_index(stop, content, entries, foot)
         replace_file(files.disk, files.path(base, ".foot"), foot)
         self._pause()

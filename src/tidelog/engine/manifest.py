@@ -17,7 +17,7 @@ import msgspec
 from tidelog.disk.durability import read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import Corrupt, Damaged, NewerFormat
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 
 MANIFEST_DIR: Final = "meta"
 _NAME = re.compile(r"snapshot\.(\d{4,20})\.bin")
@@ -170,7 +170,7 @@ def load_newest(disk: Disk, root: str) -> LoadedManifest:
         if content is None:
             continue  # pruned meanwhile
         try:
-            good.append((number, file_header.decode_snapshot(Manifest, content, name)))
+            good.append((number, small_files.decode_snapshot(Manifest, content, name)))
         except NewerFormat:
             raise
         except Corrupt as error:
@@ -186,12 +186,12 @@ def load_number(disk: Disk, root: str, number: int) -> Manifest:
     content = read_file(disk, manifest_path(root, number))
     if content is None:
         raise Corrupt(name, pos=0, reason="the file is missing")
-    return file_header.decode_snapshot(Manifest, content, name)
+    return small_files.decode_snapshot(Manifest, content, name)
 
 
 def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
     """Make this the newest snapshot; it survives a power cut on return."""
-    replace_file(disk, manifest_path(root, number), file_header.encode_snapshot(manifest))
+    replace_file(disk, manifest_path(root, number), small_files.encode_snapshot(manifest))
 
 
 def prune(disk: Disk, root: str) -> None:

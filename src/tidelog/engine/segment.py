@@ -29,9 +29,9 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.process import is_resident
 from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
-from tidelog.formats import deletion_vector, footer, frame, scan, segment_index
-from tidelog.formats.deletion_vector import DeletionVector
+from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.rows import empty_rows
+from tidelog.formats.sealed_segment import DeletionVector
 from tidelog.types import Buffer, Ints
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def encode_deletions(base: int, records: int, deleted: BoolArray | None) -> byte
     vector = DeletionVector(base, records)
     if deleted is not None:
         vector.mark(np.flatnonzero(deleted) + base)
-    return deletion_vector.encode(vector)
+    return sealed_segment.encode_deletion_vector(vector)
 
 
 class TruncatedView:
@@ -462,7 +462,7 @@ class Segment:
         if content is None:
             return None
         try:
-            footer.decode(content)
+            sealed_segment.decode_footer(content)
         except (Corrupt, NewerFormat):
             return None
         return bytes(content)
@@ -476,7 +476,7 @@ class Segment:
         """Trust its sealed bytes without checksums, for a reader that asks for that."""
         foot = self.files.read_side_file(self.base, ".foot") if self.is_sealed else None
         if foot is not None:
-            self._verified_chunks |= {CODEC.INDEX_VERIFIED, *range(len(footer.decode(foot).chunks))}
+            self._verified_chunks |= {CODEC.INDEX_VERIFIED, *range(len(sealed_segment.decode_footer(foot).chunks))}
 
     def rebuild_index(self) -> bool:
         """Rebuild the index from the data, in memory; False if the data is incomplete."""
@@ -510,7 +510,7 @@ class Segment:
             count, mask, deleted_count = self.stop - self.base, None, 0
             if content is not None:
                 mask = DeletionBitmap()
-                vector = deletion_vector.decode(content, path)
+                vector = sealed_segment.decode_deletion_vector(content, path)
                 positions = vector.seqs() - self.base
                 mask.set_many(positions[positions < count])
                 deleted_count = int(mask.view(count).sum())
@@ -594,7 +594,7 @@ class Segment:
                 and self._footer_bytes is not None
             ):
                 self._frame_offsets = find_frame_offsets(self.base, segment_index.read_entries(index), self.size)
-                self._chunk_bytes = footer.decode(self._footer_bytes).chunk_bytes
+                self._chunk_bytes = sealed_segment.decode_footer(self._footer_bytes).chunk_bytes
             window = CODEC.verified_range(shape, first, stop, bytes_max)
         if window is None or window[1] - window[0] > RESIDENT_READ_BYTES_MAX:
             return False

@@ -18,7 +18,7 @@ from tidelog.channels.store import DELETED_MARKER_FILE, METADATA_FILE, ChannelSt
 from tidelog.disk import durability
 from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join
-from tidelog.formats.channel_meta import ChannelMeta, encode_cursor
+from tidelog.formats.small_files import ChannelMeta, encode_cursor
 from tidelog.types import Buffer
 
 Patch = pytest.MonkeyPatch

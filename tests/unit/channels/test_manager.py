@@ -26,7 +26,7 @@ from tidelog.errors import (
     WriteFailed,
     WrongType,
 )
-from tidelog.formats.channel_meta import encode_cursor
+from tidelog.formats.small_files import encode_cursor
 from tidelog.testing import DiskCall
 
 CALLS: tuple[DiskCall, ...] = ("create", "sync", "rename", "sync_dir")

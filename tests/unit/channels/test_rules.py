@@ -9,7 +9,7 @@ import pytest
 from tidelog.channels import rules
 from tidelog.channels.rules import ChannelLimits
 from tidelog.errors import AlreadyMember, BadInput, ChannelFull, Forbidden, NotMember
-from tidelog.formats.channel_meta import ChannelMeta
+from tidelog.formats.small_files import ChannelMeta
 
 LIMITS = ChannelLimits()
 

@@ -11,9 +11,9 @@ from tidelog.channels.metrics import ChannelMetrics
 from tidelog.channels.rules import directory_name, shard_of
 from tidelog.channels.store import ChannelStore
 from tidelog.errors import Corrupt, Damaged, NewerFormat, WriteFailed
-from tidelog.formats import channel_meta as layout
-from tidelog.formats import file_header
-from tidelog.formats.channel_meta import METADATA_BYTES_MAX, ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats import small_files
+from tidelog.formats import small_files as layout
+from tidelog.formats.small_files import METADATA_BYTES_MAX, ChannelAcl, ChannelConfig, ChannelMeta
 from tidelog.testing import ManualClock, SimDisk
 
 META = ChannelMeta(
@@ -103,8 +103,10 @@ def test_an_oversized_file_is_refused_without_being_read(store: ChannelStore) ->
 
 def test_a_newer_version_is_refused(store: ChannelStore) -> None:
     store.save(META, None)
-    body = file_header.unwrap_file(layout.MAGIC, 1, sim(store).read_file(f"data/channels/{NAME}/metadata.bin"), "it")
-    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", file_header.wrap_file(layout.MAGIC, 2, body))
+    body = small_files.unwrap_file(
+        layout.CHANNEL_MAGIC, 1, sim(store).read_file(f"data/channels/{NAME}/metadata.bin"), "it"
+    )
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", small_files.wrap_file(layout.CHANNEL_MAGIC, 2, body))
     with pytest.raises(NewerFormat):
         store.load(NAME)
 
@@ -120,7 +122,7 @@ def test_metadata_of_another_channel_is_corrupt(store: ChannelStore) -> None:
 
 
 def test_a_temporary_file_is_never_loaded(store: ChannelStore) -> None:
-    sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", layout.encode(META))
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", layout.encode_channel(META))
     assert store.list_channels(sweep=True).live == []
 
 
@@ -131,7 +133,7 @@ def test_the_sweep_removes_only_remains_of_deleted_channels(
     stale, marked, strange = ("a" * 64, "b" * 64, "c" * 64)
     disk = sim(store)
     disk.write_file(f"data/channels/{stale}/{1:020d}.log", b"messages")
-    disk.write_file(f"data/channels/{marked}/metadata.bin", layout.encode(META))
+    disk.write_file(f"data/channels/{marked}/metadata.bin", layout.encode_channel(META))
     disk.write_file(f"data/channels/{marked}/quarantine/{1:020d}.log.5", b"cut")
     disk.write_file(f"data/channels/{marked}/deleted", b"")
     disk.write_file(f"data/channels/{strange}/notes.txt", b"mine")
@@ -164,7 +166,7 @@ def test_equal_channels_have_equal_bytes() -> None:
     again = ChannelMeta(
         META.handler, META.owner, META.config, ChannelAcl(("host",), ("ann@host",), ()), ("ann@host", "bob@host")
     )
-    assert layout.encode(META) == layout.encode(again)
+    assert layout.encode_channel(META) == layout.encode_channel(again)
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename", "sync_dir"])
@@ -193,7 +195,7 @@ def test_an_undecided_save_is_reconciled_later(store: ChannelStore) -> None:
 def test_unsorted_members_are_corrupt() -> None:
     bad = ChannelMeta("!room@host", None, META.config, ChannelAcl(), ("bob@host", "ann@host"))
     with pytest.raises(Corrupt, match="not sorted"):
-        layout.decode(layout.encode(bad), "it")
+        layout.decode_channel(layout.encode_channel(bad), "it")
 
 
 @pytest.mark.parametrize("next_seq", [1, 2, (1 << 63) - 1])

@@ -11,7 +11,7 @@ import pytest
 
 from tidelog.commitlog import ConsumerOffsets, SegmentedLog, verify
 from tidelog.errors import BadInput, Corrupt, DiskFull, Error, NewerFormat
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 from tidelog.testing import SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -170,9 +170,9 @@ def test_a_newer_file_is_refused_with_both_versions(disk: SimDisk) -> None:
     opened(disk).commit("group", 1)
     magic, body = (
         disk.read_file(FILE)[:4],
-        file_header.unwrap_file(disk.read_file(FILE)[:4], 1, disk.read_file(FILE), FILE),
+        small_files.unwrap_file(disk.read_file(FILE)[:4], 1, disk.read_file(FILE), FILE),
     )
-    disk.write_file(FILE, file_header.wrap_file(magic, 2, body))
+    disk.write_file(FILE, small_files.wrap_file(magic, 2, body))
     with pytest.raises(NewerFormat) as refused:
         opened(disk).groups()
     assert (refused.value.found, refused.value.known) == (2, 1)

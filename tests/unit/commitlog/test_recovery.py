@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.commitlog import RecoveryReport, SegmentedLog, verify
 from tidelog.errors import Corrupt, Damaged, NewerFormat
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -362,7 +362,7 @@ def test_a_footer_of_a_newer_version_is_refused_and_nothing_is_changed(
     written(open_log())
     path = "log/seg-0000000000000001.foot"
     good = disk.read_file(path)
-    disk.write_file(path, file_header.wrap_file(good[:4], 2, file_header.unwrap_file(good[:4], 1, good, path)))
+    disk.write_file(path, small_files.wrap_file(good[:4], 2, small_files.unwrap_file(good[:4], 1, good, path)))
     before = disk.digest()
     with pytest.raises(NewerFormat) as refused:
         open_log(read_only=read_only)

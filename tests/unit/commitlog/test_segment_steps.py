@@ -13,8 +13,8 @@ from tidelog.commitlog.codec import Fault, Salvage
 from tidelog.commitlog.codecs.rustlog import CleanerCheckpoint
 from tidelog.commitlog.recovery import Damage, _seq_above
 from tidelog.commitlog.segment import AppendBuffer, SealedSegment, created_us
-from tidelog.formats.log_manifest import Entry, LogManifest
 from tidelog.formats.rows import empty_rows
+from tidelog.formats.small_files import LogManifest, ManifestEntry
 from tidelog.testing import ManualClock, SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -112,7 +112,7 @@ def test_a_reset_segment_is_read_again(log: SegmentedLog) -> None:
     segment.reset()
     assert [segment.salvage, segment.verified_chunks, segment._time_range] == [None, set(), None]
     assert segment.time_range() == before
-    assert segment.manifest_entry() == Entry(segment.base, segment.size, segment.authoritative_side_bits)
+    assert segment.manifest_entry() == ManifestEntry(segment.base, segment.size, segment.authoritative_side_bits)
 
 
 def test_an_index_in_memory_keeps_earlier_views() -> None:

@@ -22,8 +22,8 @@ from tidelog.database import engine_of
 from tidelog.engine import Engine, EngineConfig, manifest
 from tidelog.engine.check import Finding, ShardCheck, check_directory
 from tidelog.errors import NotFound, Unavailable
-from tidelog.formats import control_frames, deletion_vector, file_header, frame
-from tidelog.formats.deletion_vector import DeletionVector
+from tidelog.formats import control_frames, frame, sealed_segment, small_files
+from tidelog.formats.sealed_segment import DeletionVector
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.wal import paths
 
@@ -92,8 +92,8 @@ class Bench:
 
     def remake(self, change: Callable[[manifest.Manifest], manifest.Manifest]) -> None:
         """A newest snapshot that says something else, its checksum right."""
-        made = file_header.decode_snapshot(manifest.Manifest, self.read(NEWEST))
-        self.write(NEWEST, file_header.encode_snapshot(change(made)))
+        made = small_files.decode_snapshot(manifest.Manifest, self.read(NEWEST))
+        self.write(NEWEST, small_files.encode_snapshot(change(made)))
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, is_recorded:
     if not is_recorded:
         harness.disk.remove(f"data/wal/shard-{shard:02d}/SYNCED")
     name = f"wal/shard-{shard:02d}/wal-0000000000000001.log"
-    made = file_header.decode_snapshot(manifest.Manifest, harness.read(NEWEST))
+    made = small_files.decode_snapshot(manifest.Manifest, harness.read(NEWEST))
     (position,) = (row.pos for row in made.groups if row.key == f"shard-{shard:02d}")
     used = len(harness.read(name).rstrip(b"\0"))
     synced = recorded.pos if is_recorded else last_mark(harness.read(name))
@@ -298,7 +298,7 @@ def test_a_wrong_pointer_of_the_wal_is_a_note(content: bytes | None, harness: Be
 @pytest.mark.parametrize("suffix", [".foot", ".del"])
 def test_a_later_version_is_not_guessed_at(suffix: str, harness: Bench) -> None:
     content = harness.read(SEALED + suffix)
-    harness.write(SEALED + suffix, file_header.wrap_file(content[:4], 9, content[file_header.FILE_HEADER_BYTES :]))
+    harness.write(SEALED + suffix, small_files.wrap_file(content[:4], 9, content[small_files.FILE_HEADER_BYTES :]))
     (finding,) = harness.damage()
     assert (finding.file, finding.pos) == (SEALED + suffix, 4)
     assert finding.reason.startswith("version 9 is later than 1")
@@ -406,25 +406,25 @@ def test_a_footer_and_deletions_of_another_segment_are_found(harness: Bench) -> 
     harness.write(f"{SEALED}.foot", disk.read_file(harness.path(f"{SEALED}.foot")))
     assert "it covers seqs [1, 9)" in harness.damage()[0].reason
     harness = Bench(directory().reboot())
-    harness.write(f"{SEALED}.del", deletion_vector.encode(DeletionVector(2, 9)))
+    harness.write(f"{SEALED}.del", sealed_segment.encode_deletion_vector(DeletionVector(2, 9)))
     assert "it is about seqs [2, 11)" in harness.damage()[0].reason
-    harness.write(f"{SEALED}.del", deletion_vector.encode(DeletionVector(1, 10)))
+    harness.write(f"{SEALED}.del", sealed_segment.encode_deletion_vector(DeletionVector(1, 10)))
     assert "it is about seqs [1, 11)" in harness.damage()[0].reason
 
 
 def test_deletions_that_were_lost_are_damage_and_newer_ones_a_note(harness: Bench) -> None:
     """G80: a vector older than the snapshot would bring deleted records back."""
-    vector = deletion_vector.decode(harness.read(f"{SEALED}.del"))
+    vector = sealed_segment.decode_deletion_vector(harness.read(f"{SEALED}.del"))
     fewer = DeletionVector(vector.base, vector.size)
     fewer.mark(vector.seqs()[:-1])
-    harness.write(f"{SEALED}.del", deletion_vector.encode(fewer))
+    harness.write(f"{SEALED}.del", sealed_segment.encode_deletion_vector(fewer))
     (finding,) = harness.damage()
     assert (finding.kind, finding.file) == ("deletions", f"{SEALED}.del")
     vector.mark([9])
-    harness.write(f"{SEALED}.del", deletion_vector.encode(vector))
+    harness.write(f"{SEALED}.del", sealed_segment.encode_deletion_vector(vector))
     longer = DeletionVector(10, 9)
     longer.mark([17])
-    harness.write(f"{GROWING}.del", deletion_vector.encode(longer))
+    harness.write(f"{GROWING}.del", sealed_segment.encode_deletion_vector(longer))
     assert harness.damage() == []
     assert [finding.kind for finding in harness.look()] == ["deletions"]
 

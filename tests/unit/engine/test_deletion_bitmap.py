@@ -17,8 +17,8 @@ from tidelog.engine.memtable import MemTable
 from tidelog.engine.segment import DeletionBitmap, Segment
 from tidelog.engine.topic import topic_operations
 from tidelog.engine.topic_index import TopicIndex
-from tidelog.formats import deletion_vector, scan, segment_index
-from tidelog.formats.deletion_vector import DeletionVector
+from tidelog.formats import scan, sealed_segment, segment_index
+from tidelog.formats.sealed_segment import DeletionVector
 
 
 def test_a_mask_grows_and_forgets_nothing() -> None:
@@ -67,7 +67,7 @@ def test_a_vector_not_loaded_yet_covers_the_seqs_its_segment_had_before_it_grew(
     assert isinstance(block, MemTable)
     vector = DeletionVector(1, max(3, *named))
     vector.mark(named)
-    world.disk.write_file(known.files.path(1, ".del"), deletion_vector.encode(vector))
+    world.disk.write_file(known.files.path(1, ".del"), sealed_segment.encode_deletion_vector(vector))
     found = Segment(  # as recovery makes it
         known.files,
         1,
@@ -86,7 +86,7 @@ def test_a_vector_not_loaded_yet_covers_the_seqs_its_segment_had_before_it_grew(
     assert (np.flatnonzero(dead) + 1).tolist() == gone
     assert found.live_records == 5 - len(gone)
     assert found.has_unsaved_deletions == (deleted_since or named != [2]), "the file says something else by now"
-    assert deletion_vector.decode(found.encode_deletions(), "").seqs().tolist() == gone
+    assert sealed_segment.decode_deletion_vector(found.encode_deletions(), "").seqs().tolist() == gone
 
 
 def meddled(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[], object]) -> None:

@@ -275,12 +275,12 @@ def test_a_close_that_fails_says_so_and_lets_go(times: str, call: DiskCall, harn
 
 SITES = [
     "tidelog.formats.control_frames.decode",
-    "tidelog.formats.deletion_vector.decode",
+    "tidelog.formats.sealed_segment.decode_deletion_vector",
     "tidelog.formats.segment_index.build_entries",
     "tidelog.formats.scan.decode_records",
     "tidelog.formats.scan.scan_headers",
     "tidelog.formats.scan.scan_records",
-    "tidelog.formats.file_header.decode_snapshot",
+    "tidelog.formats.small_files.decode_snapshot",
     "tidelog.engine.topic_state.TopicIndex",
     "tidelog.engine.manifest.read_file",
     "tidelog.engine.startup.Shard",

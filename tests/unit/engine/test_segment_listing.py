@@ -19,7 +19,7 @@ from tidelog.disk.interface import Mode
 from tidelog.engine import Topic
 from tidelog.engine.segment_listing import FILES, SegmentFile
 from tidelog.errors import Corrupt, NotFound, TopicNotFound
-from tidelog.formats import deletion_vector
+from tidelog.formats import sealed_segment
 from tidelog.testing import SimDisk
 from tidelog.testing.simulated_disk import SimFile
 
@@ -251,7 +251,7 @@ def test_deletions_are_those_of_now_before_any_checkpoint_wrote_them() -> None:
     held = topic.segments().segments[0]
     vector = bytes_of(held, "del")
     assert vector is not None
-    assert deletion_vector.decode(vector).seqs().tolist() == [3]
+    assert sealed_segment.decode_deletion_vector(vector).seqs().tolist() == [3]
     world.log.checkpoint()
     assert file_of(world, topic, 1, "del") == vector, "and the checkpoint writes these very bytes"
     topic.delete(seqs=[1])

@@ -17,7 +17,7 @@ from tests.frames import encode_batch, record_kinds
 from tests.implementations import implementation
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats import batch, batch_writer, frame
+from tidelog.formats import batch, frame
 from tidelog.formats.frame import DURABLE, JSON, MORE, Fault, Frame
 from tidelog.formats.rows import Rows, ScanStop, iter_records, to_arrow
 from tidelog.types import Record
@@ -274,7 +274,7 @@ def test_planned_frames_have_the_bytes_of_encode_many(count: int, size: int, nam
     datas = [random.randbytes(size) for _ in range(count)]
     want = batch.encode_many(10, 5, TS, datas, **named)
     lengths = np.array([len(data) for data in datas], "<u4")
-    planned = batch_writer.plan_frames(10, 5, TS, datas, lengths, **named)
+    planned = batch.plan_frames(10, 5, TS, datas, lengths, **named)
     got = [b"".join(make()) for make in planned.frames]
     assert got == want
     assert planned.starts == [sum(map(len, want[:number])) for number in range(len(want))]
@@ -282,7 +282,7 @@ def test_planned_frames_have_the_bytes_of_encode_many(count: int, size: int, nam
     used = bytearray(b"\xff" * (sum(map(len, want)) + 7))  # by an earlier batch
     for compiled in (True, False):
         with implementation(compiled=compiled):
-            made = batch_writer.write_frames(lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), **named)
+            made = batch.write_frames(lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), **named)
         assert made.frames == want
         assert made.counts == planned.counts
         assert bytes(made.buffer) == b"".join(want), "as much as was asked for, and nothing between"
@@ -344,7 +344,7 @@ def test_the_json_flag_of_a_batch_holds_for_every_record(count: int) -> None:
     flags = DURABLE | JSON
     ways = [
         batch.encode_many(10, 1, TS, datas, flags=flags),
-        [b"".join(make()) for make in batch_writer.plan_frames(10, 1, TS, datas, lengths, flags=flags).frames],
+        [b"".join(make()) for make in batch.plan_frames(10, 1, TS, datas, lengths, flags=flags).frames],
         batch.encode_arrow(10, 1, TS, array, flags=flags),
         batch.encode_many(10, 1, TS, datas, metas=[b"m"] * count, flags=flags),
         batch.encode_many(10, 1, TS, datas, kinds=b"\1" * count, flags=flags),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.implementations import implementation
 
 from tidelog import _native, _pure_python
-from tidelog.formats import batch_writer
+from tidelog.formats import batch
 
 batches = st.lists(st.binary(max_size=9) | st.binary(min_size=200, max_size=300), max_size=12)
 PUTS = [_native.copy_values_into, _pure_python.copy_values_into]
@@ -44,7 +44,7 @@ def test_only_plain_bytes_are_bytes(many: list[Any], wanted: bool, kind: Callabl
 def test_lengths_are_equal_in_both_implementations(datas: list[bytes]) -> None:
     for compiled in (True, False):
         with implementation(compiled=compiled):
-            found, total = batch_writer.value_lengths(datas)
+            found, total = batch.value_lengths(datas)
         assert list(found) == [len(data) for data in datas]
         assert total == sum(map(len, datas))
         assert memoryview(found).itemsize == 4  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_lengths_of_other_values_are_measured_in_python() -> None:
 
     assert _native.value_lengths([b"a", Huge()]) is None
     assert _pure_python.value_lengths([b"a", Huge()]) is None
-    found, total = batch_writer.value_lengths([b"a", Huge()])
+    found, total = batch.value_lengths([b"a", Huge()])
     assert (list(found), total) == ([1, 1 << 32], (1 << 32) + 1)
 
 

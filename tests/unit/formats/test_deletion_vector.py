@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat
-from tidelog.formats import deletion_vector, file_header
-from tidelog.formats.deletion_vector import DeletionVector
+from tidelog.formats import sealed_segment, small_files
+from tidelog.formats.sealed_segment import DeletionVector
 
 quick = settings(max_examples=150, deadline=None, database=None)
 
@@ -34,9 +34,9 @@ def test_a_vector_is_a_set_of_seqs(seed: int) -> None:
         model |= set(seqs)
         assert vector.count == len(model)
         assert vector.seqs().tolist() == sorted(model)
-        back = deletion_vector.decode(deletion_vector.encode(vector))
+        back = sealed_segment.decode_deletion_vector(sealed_segment.encode_deletion_vector(vector))
         assert (back.base, back.size, back.seqs().tolist()) == (base, size, sorted(model))
-        assert deletion_vector.encode(back) == deletion_vector.encode(vector)
+        assert sealed_segment.encode_deletion_vector(back) == sealed_segment.encode_deletion_vector(vector)
 
 
 def test_the_same_deletions_give_the_same_bytes_in_any_order() -> None:
@@ -45,7 +45,7 @@ def test_the_same_deletions_give_the_same_bytes_in_any_order() -> None:
     one.mark(range(5, 7))
     two.mark(range(5, 6))
     two.mark([9, 6, 3, 3])
-    assert deletion_vector.encode(one) == deletion_vector.encode(two)
+    assert sealed_segment.encode_deletion_vector(one) == sealed_segment.encode_deletion_vector(two)
 
 
 def test_a_seq_outside_the_segment_cannot_be_marked() -> None:
@@ -65,14 +65,14 @@ def test_a_vector_that_could_not_be_decoded_is_refused(base: int, size: int) -> 
 
 def test_an_empty_vector_and_the_highest_seqs_decode() -> None:
     for base, size in ((7, 0), ((1 << 63) - 2, 1)):
-        back = deletion_vector.decode(deletion_vector.encode(DeletionVector(base, size)))
+        back = sealed_segment.decode_deletion_vector(sealed_segment.encode_deletion_vector(DeletionVector(base, size)))
         assert (back.base, back.size, back.count) == (base, size, 0)
 
 
 def test_a_decoded_vector_can_be_marked_further() -> None:
     vector = DeletionVector(1, 9)
     vector.mark([1])
-    back = deletion_vector.decode(deletion_vector.encode(vector))
+    back = sealed_segment.decode_deletion_vector(sealed_segment.encode_deletion_vector(vector))
     back.mark([9])
     assert back.seqs().tolist() == [1, 9]
     assert vector.seqs().tolist() == [1]
@@ -93,16 +93,18 @@ def test_a_decoded_vector_can_be_marked_further() -> None:
 )
 def test_an_inconsistent_body_is_corrupt_with_a_reason(body: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words):
-        deletion_vector.decode(file_header.wrap_file(deletion_vector.MAGIC, deletion_vector.VERSION, body), "seg-1.del")
+        sealed_segment.decode_deletion_vector(
+            small_files.wrap_file(sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION, body), "seg-1.del"
+        )
 
 
 @quick
 @given(st.binary(max_size=60), st.booleans())
 def test_random_bytes_are_a_vector_or_a_typed_error(buf: bytes, wrapped: bool) -> None:
     if wrapped:
-        buf = file_header.wrap_file(deletion_vector.MAGIC, deletion_vector.VERSION, buf)
+        buf = small_files.wrap_file(sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION, buf)
     try:
-        vector = deletion_vector.decode(buf)
+        vector = sealed_segment.decode_deletion_vector(buf)
     except (Corrupt, NewerFormat):
         return
-    assert deletion_vector.encode(vector) == buf
+    assert sealed_segment.encode_deletion_vector(vector) == buf

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.frames import encode_batch
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat
-from tidelog.formats import file_header, footer, frame, scan, segment_index
-from tidelog.formats.footer import Footer
+from tidelog.formats import frame, scan, sealed_segment, segment_index, small_files
 from tidelog.formats.rows import empty_rows
+from tidelog.formats.sealed_segment import Footer
 
 TS = 1_700_000_000_000
 quick = settings(max_examples=150, deadline=None, database=None)
@@ -30,67 +30,71 @@ def segment(count: int = 9, size: int = 40) -> tuple[bytes, bytes]:
 
 def test_a_footer_counts_what_the_segment_holds() -> None:
     data, index = segment()
-    made = footer.build_footer(data, index, first_seq=4, chunk_bytes=100)
+    made = sealed_segment.build_footer(data, index, first_seq=4, chunk_bytes=100)
     assert (made.first_seq, made.last_seq, made.stop_seq, made.records) == (4, 15, 17, 10)
     assert (made.ts_first_ms, made.ts_last_ms) == (TS, TS + 3)
     assert (made.data_bytes, made.idx_bytes) == (len(data), len(index)) == (len(data), 13 * 20)
     assert len(made.chunks) == -(-len(data) // 100)
-    assert footer.decode(footer.encode(made)) == made
-    assert footer.build_footer(data, index, first_seq=4).chunk_bytes == 1 << 20
+    assert sealed_segment.decode_footer(sealed_segment.encode_footer(made)) == made
+    assert sealed_segment.build_footer(data, index, first_seq=4).chunk_bytes == 1 << 20
 
 
 def test_a_segment_of_holes_only_has_no_last_record() -> None:
     index = segment_index.build_entries(empty_rows(), 4, 6, 0).tobytes()
-    made = footer.build_footer(b"", index, first_seq=4)
+    made = sealed_segment.build_footer(b"", index, first_seq=4)
     assert (made.last_seq, made.stop_seq, made.records, made.chunks) == (None, 6, 0, ())
-    assert footer.decode(footer.encode(made)) == made
-    assert footer.find_bad_ranges(made, b"") == []
-    nothing = footer.build_footer(b"", b"", first_seq=0)
-    assert footer.decode(footer.encode(nothing)) == nothing
+    assert sealed_segment.decode_footer(sealed_segment.encode_footer(made)) == made
+    assert sealed_segment.find_bad_ranges(made, b"") == []
+    nothing = sealed_segment.build_footer(b"", b"", first_seq=0)
+    assert sealed_segment.decode_footer(sealed_segment.encode_footer(nothing)) == nothing
 
 
 def test_half_an_entry_is_refused() -> None:
     with pytest.raises(BadInput, match="middle of an entry"):
-        footer.build_footer(b"", bytes(19), first_seq=1)
+        sealed_segment.build_footer(b"", bytes(19), first_seq=1)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_damaged_byte_is_found_in_its_chunk_and_in_no_other(seed: int) -> None:
     random = Random(seed)
     data = random.randbytes(random.randrange(1, 400))
-    made = footer.build_footer(data, b"", first_seq=1, chunk_bytes=64)
-    assert footer.find_bad_ranges(made, data) == []
+    made = sealed_segment.build_footer(data, b"", first_seq=1, chunk_bytes=64)
+    assert sealed_segment.find_bad_ranges(made, data) == []
     at = random.randrange(len(data))
     broken = data[:at] + bytes((data[at] ^ random.randrange(1, 256),)) + data[at + 1 :]
     chunk = (at - at % 64, min(at - at % 64 + 64, len(data)))
-    assert footer.find_bad_ranges(made, broken) == [chunk]
+    assert sealed_segment.find_bad_ranges(made, broken) == [chunk]
     for _ in range(20):
         pos = random.randrange(len(data) + 1)
         end = random.randrange(pos, len(data) + 1)
         touched = pos < end and pos - pos % 64 <= at < end + -end % 64
-        assert footer.find_bad_ranges(made, broken, pos=pos, end=end) == ([chunk] if touched else []), (seed, pos, end)
+        assert sealed_segment.find_bad_ranges(made, broken, pos=pos, end=end) == ([chunk] if touched else []), (
+            seed,
+            pos,
+            end,
+        )
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 128, 199])
 def test_missing_bytes_and_bytes_too_many_are_found(size: int) -> None:
     data = bytes(range(200))
-    made = footer.build_footer(data, b"", first_seq=1, chunk_bytes=64)
-    bad = footer.find_bad_ranges(made, data[:size])
+    made = sealed_segment.build_footer(data, b"", first_seq=1, chunk_bytes=64)
+    bad = sealed_segment.find_bad_ranges(made, data[:size])
     assert bad == [(at, min(at + 64, 200)) for at in range(size - size % 64, 200, 64)]
-    assert footer.find_bad_ranges(made, data + bytes(5)) == [(200, 205)]
-    assert footer.find_bad_ranges(made, data + bytes(5), pos=0, end=200) == []
-    assert footer.find_bad_ranges(made, data[:size], pos=0, end=size - size % 64) == []
+    assert sealed_segment.find_bad_ranges(made, data + bytes(5)) == [(200, 205)]
+    assert sealed_segment.find_bad_ranges(made, data + bytes(5), pos=0, end=200) == []
+    assert sealed_segment.find_bad_ranges(made, data[:size], pos=0, end=size - size % 64) == []
 
 
 def test_the_index_is_verified_by_its_checksum() -> None:
     data, index = segment()
-    made = footer.build_footer(data, index, first_seq=4)
-    assert footer.find_index_fault(made, index) is None
-    assert "260 were sealed" in (footer.find_index_fault(made, index[:-1]) or "")
-    assert "checksum" in (footer.find_index_fault(made, index[:-1] + b"x") or "")
+    made = sealed_segment.build_footer(data, index, first_seq=4)
+    assert sealed_segment.find_index_fault(made, index) is None
+    assert "260 were sealed" in (sealed_segment.find_index_fault(made, index[:-1]) or "")
+    assert "checksum" in (sealed_segment.find_index_fault(made, index[:-1] + b"x") or "")
 
 
-GOOD = footer.build_footer(*segment(), first_seq=4, chunk_bytes=100)
+GOOD = sealed_segment.build_footer(*segment(), first_seq=4, chunk_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -115,31 +119,37 @@ GOOD = footer.build_footer(*segment(), first_seq=4, chunk_bytes=100)
 )
 def test_a_footer_that_contradicts_itself_is_corrupt(lie: Footer) -> None:
     with pytest.raises(Corrupt):
-        footer.decode(footer.encode(lie), "seg-4.foot")
+        sealed_segment.decode_footer(sealed_segment.encode_footer(lie), "seg-4.foot")
 
 
 def test_a_body_with_bytes_left_over_or_missing_is_corrupt() -> None:
-    body = footer.encode(GOOD)[file_header.FILE_HEADER_BYTES :]
+    body = sealed_segment.encode_footer(GOOD)[small_files.FILE_HEADER_BYTES :]
     for size in (0, 79, 80, len(body) - 1):
         with pytest.raises(Corrupt):
-            footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body[:size]))
+            sealed_segment.decode_footer(
+                small_files.wrap_file(sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION, body[:size])
+            )
     with pytest.raises(Corrupt):
-        footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body + bytes(8)))
+        sealed_segment.decode_footer(
+            small_files.wrap_file(sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION, body + bytes(8))
+        )
 
 
 def test_a_chunk_count_without_its_bytes_is_corrupt() -> None:
     body = struct.pack("<9Q2I", 1, (1 << 64) - 1, 1, 0, 0, 0, (1 << 32) - 1, 0, 0, 1, (1 << 32) - 1)
     with pytest.raises(Corrupt, match="chunks"):
-        footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body))
+        sealed_segment.decode_footer(
+            small_files.wrap_file(sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION, body)
+        )
 
 
 @quick
 @given(st.binary(max_size=130), st.booleans())
 def test_random_bytes_are_a_footer_or_a_typed_error(buf: bytes, wrapped: bool) -> None:
     if wrapped:
-        buf = file_header.wrap_file(footer.MAGIC, footer.VERSION, buf)
+        buf = small_files.wrap_file(sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION, buf)
     try:
-        made = footer.decode(buf)
+        made = sealed_segment.decode_footer(buf)
     except (Corrupt, NewerFormat):
         return
-    assert footer.encode(made) == buf
+    assert sealed_segment.encode_footer(made) == buf

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import file_header, log_manifest
-from tidelog.formats.log_manifest import Entry, LogManifest
+from tidelog.formats import small_files
+from tidelog.formats.small_files import LogManifest, ManifestEntry
 
 MANIFEST = LogManifest(
     codec="rustlog",
     generation=7,
-    segments=[Entry(0, 4096, 2)],
-    active=Entry(100, 0, 2),
+    segments=[ManifestEntry(0, 4096, 2)],
+    active=ManifestEntry(100, 0, 2),
     next_seq=100,
     reserved=1048676,
     clean=False,
@@ -26,15 +26,15 @@ GOLDEN = bytes.fromhex(
 
 
 def test_the_bytes_never_change() -> None:
-    assert log_manifest.encode(MANIFEST) == GOLDEN
-    assert log_manifest.decode(GOLDEN) == MANIFEST
+    assert small_files.encode_manifest(MANIFEST) == GOLDEN
+    assert small_files.decode_manifest(GOLDEN) == MANIFEST
 
 
 def test_every_changed_bit_is_detected() -> None:
     for pos in range(len(GOLDEN)):
         for bit in range(8):
             with pytest.raises(Corrupt):
-                log_manifest.decode(GOLDEN[:pos] + bytes([GOLDEN[pos] ^ 1 << bit]) + GOLDEN[pos + 1 :])
+                small_files.decode_manifest(GOLDEN[:pos] + bytes([GOLDEN[pos] ^ 1 << bit]) + GOLDEN[pos + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_every_changed_bit_is_detected() -> None:
 )
 def test_a_body_of_another_shape_is_corrupt(content: object) -> None:
     with pytest.raises(Corrupt):
-        log_manifest.decode(file_header.wrap_file(b"TLLM", 1, msgspec.msgpack.encode(content)))
+        small_files.decode_manifest(small_files.wrap_file(b"TLLM", 1, msgspec.msgpack.encode(content)))
 
 
 def test_bases_that_do_not_rise_are_corrupt() -> None:
-    twice = msgspec.structs.replace(MANIFEST, active=Entry(0, 0, 0))
+    twice = msgspec.structs.replace(MANIFEST, active=ManifestEntry(0, 0, 0))
     with pytest.raises(Corrupt):
-        log_manifest.decode(log_manifest.encode(twice))
+        small_files.decode_manifest(small_files.encode_manifest(twice))
 
 
 def test_a_newer_version_is_refused() -> None:
     with pytest.raises(NewerFormat):
-        log_manifest.decode(file_header.wrap_file(b"TLLM", 2, b"anything"))
+        small_files.decode_manifest(small_files.wrap_file(b"TLLM", 2, b"anything"))

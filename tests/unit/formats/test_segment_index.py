@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.frames import encode_batch
 
 from tidelog.errors import BadInput, Corrupt, TooLarge
-from tidelog.formats import batch_writer, frame, scan, segment_index
+from tidelog.formats import batch, frame, scan, segment_index
 from tidelog.formats.rows import Rows, empty_rows
 
 TS = 1_700_000_000_000
@@ -223,7 +223,7 @@ def test_runs_are_encoded_as_their_entries() -> None:
     expected, at, seq = [pieces[0]], 0, 1
     for number, chunk in enumerate(datas):
         lengths = np.array(list(map(len, chunk)), np.uint32)
-        planned = batch_writer.plan_frames(0, seq, 1_000 + number, chunk, lengths, start=at)
+        planned = batch.plan_frames(0, seq, 1_000 + number, chunk, lengths, start=at)
         pieces.append(
             segment_index.EntryRun(planned.starts, planned.counts, lengths, 1_000 + number, segment_index.BATCH)
         )

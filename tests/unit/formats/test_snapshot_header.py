@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import file_header
+from tidelog.formats import small_files
 
 quick = settings(max_examples=150, deadline=None, database=None)
 u64 = st.integers(0, (1 << 64) - 1)
@@ -43,19 +43,19 @@ def naive(body: bytes, version: int = 100) -> bytes:
 @quick
 @given(metas)
 def test_a_snapshot_decodes_to_its_content(meta: Meta) -> None:
-    made = file_header.encode_snapshot(meta)
+    made = small_files.encode_snapshot(meta)
     assert made == naive(made[20:])
-    assert file_header.decode_snapshot(Meta, made) == meta
-    assert file_header.decode_snapshot(Meta, memoryview(made)) == meta
+    assert small_files.decode_snapshot(Meta, made) == meta
+    assert small_files.decode_snapshot(Meta, memoryview(made)) == meta
 
 
 def test_maps_keep_the_order_they_were_filled_in() -> None:
-    assert file_header.encode_snapshot(Meta({"a": 1, "b": 2}, {}, 3)) != file_header.encode_snapshot(
+    assert small_files.encode_snapshot(Meta({"a": 1, "b": 2}, {}, 3)) != small_files.encode_snapshot(
         Meta({"b": 2, "a": 1}, {}, 3)
     )
 
 
-GOOD = file_header.encode_snapshot(Meta({"orders": 10}, {10: Floors(1, 2)}, 11))
+GOOD = small_files.encode_snapshot(Meta({"orders": 10}, {10: Floors(1, 2)}, 11))
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ GOOD = file_header.encode_snapshot(Meta({"orders": 10}, {10: Floors(1, 2)}, 11))
 )
 def test_anything_else_is_corrupt_with_a_reason(buf: bytes, words: str) -> None:
     with pytest.raises(Corrupt, match=words) as caught:
-        file_header.decode_snapshot(Meta, buf, "snapshot.0007.bin")
+        small_files.decode_snapshot(Meta, buf, "snapshot.0007.bin")
     assert "snapshot.0007.bin" in str(caught.value)
 
 
 def test_a_newer_snapshot_is_refused() -> None:
     with pytest.raises(NewerFormat) as caught:
-        file_header.decode_snapshot(Meta, naive(GOOD[20:], version=101))
+        small_files.decode_snapshot(Meta, naive(GOOD[20:], version=101))
     assert (caught.value.found, caught.value.known) == (101, 100)
 
 
@@ -98,7 +98,7 @@ def test_a_newer_snapshot_is_refused() -> None:
 def test_random_bodies_are_a_snapshot_or_a_typed_error(body: bytes) -> None:
     for buf in (body, naive(body)):
         try:
-            file_header.decode_snapshot(Meta, buf)
+            small_files.decode_snapshot(Meta, buf)
         except (Corrupt, NewerFormat):
             continue
         assert buf != body, "bytes without the envelope are never a snapshot"

@@ -33,9 +33,9 @@ from tidelog.commitlog.codec import (
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
-from tidelog.formats import batch_writer, footer, frame, scan, segment_index
-from tidelog.formats.footer import Footer
+from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.rows import Rows, ScanResult, Span, concat_rows, empty_rows
+from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer, Ints
 
 _log = logging.getLogger("tidelog.commitlog")
@@ -46,7 +46,9 @@ _REUSED_BUFFER_BYTES_MAX = 1 << 20
 _VERIFY_CHUNK_BYTES = 4 << 20
 
 
-_decode_footer_cached = lru_cache(maxsize=256)(footer.decode)  # needed by every read; a footer never changes
+_decode_footer_cached = lru_cache(maxsize=256)(
+    sealed_segment.decode_footer
+)  # needed by every read; a footer never changes
 
 
 class TideCodec(Codec):
@@ -104,7 +106,7 @@ class TideCodec(Codec):
         if not is_uniform or len(batch.datas) == 1 or side_state % (1 << _SEQ_BITS) != seq:
             return super().encode_append(seq, ts_us, batch, file_pos, base, side_state)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        plan = batch_writer.plan_frames(
+        plan = batches.plan_frames(
             0,
             seq,
             ts_ms,
@@ -183,12 +185,14 @@ class TideCodec(Codec):
     def build_footer(self, segment: SegmentContent, /) -> bytes | None:
         """Build the footer. Every frame is verified first: a chunk with a bad frame gets a wrong checksum, so that
         reads check it frame by frame."""
-        built = footer.build_footer(segment.data.fetch(0, segment.data.size), segment.index, first_seq=segment.base)
+        built = sealed_segment.build_footer(
+            segment.data.fetch(0, segment.data.size), segment.index, first_seq=segment.base
+        )
         faults = self.find_faults(segment)
         for span, reason in faults:
             where = f"bytes {span.start} to {span.stop - 1} of {self.data_name(segment.base)}"
             _log.error("%s do not verify and are sealed as damaged: %s", where, reason)
-        return footer.encode(footer.exclude_ranges(built, (span for span, _ in faults)))
+        return sealed_segment.encode_footer(sealed_segment.exclude_ranges(built, (span for span, _ in faults)))
 
     def find_faults(self, segment: SegmentContent, /) -> list[tuple[range, str]]:
         """Return the byte range of every bad or missing frame, and the reason. Trusts the index, but neither the footer
@@ -308,7 +312,7 @@ class TideCodec(Codec):
     def _verified_index(self, segment: SegmentContent, foot: Footer) -> NDArray[np.void]:
         """Return the sealed index; rebuilt from the data in memory where the file does not match the footer."""
         if self.INDEX_VERIFIED not in segment.verified_chunks:
-            if footer.find_index_fault(foot, segment.index) is not None:
+            if sealed_segment.find_index_fault(foot, segment.index) is not None:
                 recovered = self.recover(segment.data.fetch(0, segment.data.size), [], segment.base)
                 return segment_index.read_entries(
                     self.fill_holes(recovered.sides, segment.base, foot.stop_seq, recovered.end)[0]
@@ -326,7 +330,7 @@ class TideCodec(Codec):
         step, whole = foot.chunk_bytes, segment.data.fetch(0, segment.data.size)
         for chunk in range(low // step, -(-high // step)):
             if chunk not in segment.verified_chunks:
-                if footer.find_bad_ranges(foot, whole, pos=chunk * step, end=chunk * step + 1):
+                if sealed_segment.find_bad_ranges(foot, whole, pos=chunk * step, end=chunk * step + 1):
                     return False
                 segment.verified_chunks.add(chunk)
         return True

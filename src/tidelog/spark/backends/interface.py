@@ -29,7 +29,7 @@ from pyspark.sql.datasource import InputPartition
 
 from tidelog.engine import Counts, Gap
 from tidelog.errors import GapFound
-from tidelog.formats import deletion_vector, segment_index
+from tidelog.formats import sealed_segment, segment_index
 from tidelog.formats.frame import OVERHEAD_BYTES
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer
@@ -254,7 +254,7 @@ def to_chunk(
 def decode_deletions(content: Buffer, base: int, count: int) -> BoolArray:
     """Return for each of `count` seqs from `base` on whether a deletion vector has it."""
     deleted = np.zeros(count, bool)
-    seqs = deletion_vector.decode(content).seqs() - base
+    seqs = sealed_segment.decode_deletion_vector(content).seqs() - base
     deleted[seqs[seqs < count]] = True
     return deleted
 

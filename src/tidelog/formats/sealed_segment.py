@@ -1,4 +1,6 @@
-"""The footer of a sealed segment, `seg-<first>.foot`. The only module that knows its bytes.
+"""The files that complete a sealed segment: its footer and its deletion vector. The only module that knows their bytes.
+
+The footer of a sealed segment, `seg-<first>.foot`.
 
     file header "TLSF" 1
     ┌───────┬──────┬──────┬──────────┬─────────┬─────────┬──────┬─────┬──────────┬───────┬───┐
@@ -12,6 +14,18 @@ The footer is written last, when a segment will never change again, and covers b
 verifies at memory speed and a partial read verifies the chunks that it reads; the checksums of frames would cost a call
 per record. The checksum of a chunk with a frame that did not verify when the segment was sealed is inverted: it never
 matches, and readers verify frame by frame.
+
+The deletion vector of a sealed segment, `seg-<first>.del`.
+
+    file header "TLDV" 1
+    ┌──────┬──────┬─────────┬─────────────────────┐
+    │ base │ size │ deleted │ bitmap              │      u64, u32, u32, ⌈size / 8⌉ bytes
+    └──────┴──────┴─────────┴─────────────────────┘
+                              bit i % 8 of byte i / 8 is set: seq base + i is deleted
+
+Data files never change, so that a segment can be kept in an object store; its deletions are stored here, and this file
+is replaced as a whole. `deleted` is the number of set bits, and bits after `size` are zero: the same deletions always
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,18 +36,19 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from tidelog.errors import BadInput, Corrupt
-from tidelog.formats import file_header, segment_index
-from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
-from tidelog.types import Buffer
+from tidelog.formats import segment_index, small_files
+from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX, U32_MAX
+from tidelog.types import Buffer, Ints
 
-MAGIC: Final = b"TLSF"
-VERSION: Final = 1
+FOOTER_MAGIC: Final = b"TLSF"
+FOOTER_VERSION: Final = 1
 CHUNK_BYTES: Final = 1 << 20
-_HEAD = Struct("<9Q2I")
-_NONE: Final = (1 << 64) - 1  # "no value" in a u64
+_FOOTER_HEAD = Struct("<9Q2I")
+_NO_VALUE: Final = (1 << 64) - 1  # "no value" in a u64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +94,14 @@ def exclude_ranges(footer: Footer, spans: Iterable[range]) -> Footer:
     step, out = footer.chunk_bytes, set[int]()
     for span in spans:
         out.update(range(span.start // step, -(-span.stop // step)))
-    chunks = tuple(checksum ^ _NONE if number in out else checksum for number, checksum in enumerate(footer.chunks))
+    chunks = tuple(checksum ^ _NO_VALUE if number in out else checksum for number, checksum in enumerate(footer.chunks))
     return replace(footer, chunks=chunks)
 
 
-def encode(footer: Footer) -> bytes:
-    head = _HEAD.pack(
+def encode_footer(footer: Footer) -> bytes:
+    head = _FOOTER_HEAD.pack(
         footer.first_seq,
-        _NONE if footer.last_seq is None else footer.last_seq,
+        _NO_VALUE if footer.last_seq is None else footer.last_seq,
         footer.stop_seq,
         footer.ts_first_ms,
         footer.ts_last_ms,
@@ -97,28 +112,32 @@ def encode(footer: Footer) -> bytes:
         footer.chunk_bytes,
         len(footer.chunks),
     )
-    return file_header.wrap_file(MAGIC, VERSION, head + Struct(f"<{len(footer.chunks)}Q").pack(*footer.chunks))
+    return small_files.wrap_file(
+        FOOTER_MAGIC, FOOTER_VERSION, head + Struct(f"<{len(footer.chunks)}Q").pack(*footer.chunks)
+    )
 
 
-def decode(buf: Buffer, what: str = "segment footer") -> Footer:
+def decode_footer(buf: Buffer, what: str = "segment footer") -> Footer:
     """Decode a footer; Corrupt or NewerFormat when it is not one, or contradicts itself."""
-    body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
-    if len(body) < _HEAD.size:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
-    first, last, stop, ts_first, ts_last, records, data, index, index_sum, chunk, n = _HEAD.unpack_from(body)
+    body = small_files.unwrap_file(FOOTER_MAGIC, FOOTER_VERSION, buf, what)
+    if len(body) < _FOOTER_HEAD.size:
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
+    first, last, stop, ts_first, ts_last, records, data, index, index_sum, chunk, n = _FOOTER_HEAD.unpack_from(body)
     span = stop - first
-    are_records_possible = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
+    are_records_possible = (
+        records == 0 if last == _NO_VALUE else first <= last < stop and 0 < records <= last - first + 1
+    )
     if not (span >= 0 and stop - 1 <= SEQ_MAX and are_records_possible and index == span * segment_index.ENTRY_BYTES):
         raise Corrupt(
-            what, pos=file_header.FILE_HEADER_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
+            what, pos=small_files.FILE_HEADER_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
         )
     if not ts_first <= ts_last <= TS_MS_MAX:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
-    if not chunk or n != -(-data // chunk) or len(body) != _HEAD.size + 8 * n:
-        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"{n} chunks of {chunk} for {data} bytes of data")
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
+    if not chunk or n != -(-data // chunk) or len(body) != _FOOTER_HEAD.size + 8 * n:
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=f"{n} chunks of {chunk} for {data} bytes of data")
     return Footer(
         first_seq=first,
-        last_seq=None if last == _NONE else last,
+        last_seq=None if last == _NO_VALUE else last,
         stop_seq=stop,
         ts_first_ms=ts_first,
         ts_last_ms=ts_last,
@@ -127,7 +146,7 @@ def decode(buf: Buffer, what: str = "segment footer") -> Footer:
         idx_bytes=index,
         idx_xxh3=index_sum,
         chunk_bytes=chunk,
-        chunks=Struct(f"<{n}Q").unpack_from(body, _HEAD.size),
+        chunks=Struct(f"<{n}Q").unpack_from(body, _FOOTER_HEAD.size),
     )
 
 
@@ -156,3 +175,62 @@ def find_index_fault(footer: Footer, index: Buffer) -> str | None:
     if len(index) != footer.idx_bytes:
         return f"the index has {len(index)} bytes, {footer.idx_bytes} were sealed"
     return None if xxh3_64_intdigest(index) == footer.idx_xxh3 else "the index does not match its checksum"
+
+
+DELETIONS_MAGIC: Final = b"TLDV"
+DELETIONS_VERSION: Final = 1
+_DELETIONS_HEAD = Struct("<QII")
+
+
+class DeletionVector:
+    """The deleted seqs among [base, base + size). A mark is never removed."""
+
+    __slots__ = ("_bits", "base", "size")
+
+    def __init__(self, base: int, size: int) -> None:
+        if not (base >= 0 and 0 <= size <= U32_MAX and base + size - 1 <= SEQ_MAX):
+            raise BadInput(f"a deletion vector of {size} seqs from {base} does not fit its file")
+        self.base, self.size = base, size
+        self._bits: NDArray[np.uint8] = np.zeros((size + 7) // 8, np.uint8)
+
+    @property
+    def count(self) -> int:
+        """How many seqs are deleted."""
+        return int(np.unpackbits(self._bits).sum())
+
+    def mark(self, seqs: Ints | Iterable[int]) -> int:
+        """Mark these seqs, all inside the vector, as deleted; return how many are new."""
+        which = np.asarray(seqs if isinstance(seqs, np.ndarray) else list(seqs), np.int64) - self.base
+        if len(which) and (int(which.min()) < 0 or int(which.max()) >= self.size):
+            raise BadInput(f"a seq to delete is outside the segment's [{self.base}, {self.base + self.size})")
+        before = self.count
+        np.bitwise_or.at(self._bits, which >> 3, np.uint8(1) << (which & 7).astype(np.uint8))
+        return self.count - before
+
+    def seqs(self) -> Ints:
+        """The deleted seqs, rising."""
+        return np.flatnonzero(np.unpackbits(self._bits, bitorder="little")) + self.base
+
+
+def encode_deletion_vector(vector: DeletionVector) -> bytes:
+    head = _DELETIONS_HEAD.pack(vector.base, vector.size, vector.count)
+    return small_files.wrap_file(DELETIONS_MAGIC, DELETIONS_VERSION, head + vector._bits.tobytes())
+
+
+def decode_deletion_vector(buf: Buffer, what: str = "deletion vector") -> DeletionVector:
+    """Decode the file of a vector; Corrupt or NewerFormat when it is not one."""
+    body = small_files.unwrap_file(DELETIONS_MAGIC, DELETIONS_VERSION, buf, what)
+    if len(body) < _DELETIONS_HEAD.size:
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
+    base, size, deleted = _DELETIONS_HEAD.unpack_from(body)
+    if (size + 7) // 8 != len(body) - _DELETIONS_HEAD.size or base + size - 1 > SEQ_MAX:
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=f"{size} seqs from {base} do not fit its bitmap")
+    vector = DeletionVector(base, size)
+    vector._bits = np.frombuffer(body, np.uint8, offset=_DELETIONS_HEAD.size).copy()
+    spare = len(vector._bits) * 8 - size
+    if spare and int(vector._bits[-1]) >> (8 - spare):
+        raise Corrupt(what, pos=len(buf) - 1, reason="bits after the last seq are set")
+    if vector.count != deleted:
+        reason = f"its head has {deleted} deletions, its bitmap {vector.count}"
+        raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=reason)
+    return vector
