@@ -31,7 +31,7 @@ from tidelog.http.interface import (
     Stream,
     Upgrade,
 )
-from tidelog.server import auth, metrics, openapi
+from tidelog.server import metrics
 from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
@@ -45,7 +45,7 @@ from tidelog.server.handlers import (
     websocket,
 )
 from tidelog.server.handlers.fast_handlers import FastRequests, FastWrites
-from tidelog.server.openapi import operation
+from tidelog.server.openapi import build_document, operation
 from tidelog.server.request import BULK_CONTENT_TYPES, JSON_TYPE, Endpoint, Handler, RequestContext, path_segments
 from tidelog.server.service import Service
 
@@ -74,7 +74,7 @@ def get_openapi(_: RequestContext) -> Response:
 @cache
 def document_bytes() -> bytes:
     """The OpenAPI document."""
-    return msgspec.json.encode(openapi.build_document(ROUTES))
+    return msgspec.json.encode(build_document(ROUTES))
 
 
 _READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
@@ -405,7 +405,7 @@ class App:
         else:
             self._authorize(context, endpoint, match)
         is_public = match is not None and match.route.is_probe
-        changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {auth.READ}))
+        changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {READ}))
         service.auth.origins.check(request, changes=changes, is_public=is_public)
         if match is None:
             raise ApiError("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
@@ -413,7 +413,7 @@ class App:
             allowed = ", ".join(sorted({*match.route.methods, *(["HEAD"] if "GET" in match.route.methods else [])}))
             message = f"{match.route.path} takes {allowed}; nothing was done"
             raise ApiError("method_not_allowed", message, headers=((b"allow", allowed.encode()),))
-        if context.path_names and context.path_names[0].startswith(OWN) and endpoint.scopes - {auth.READ}:
+        if context.path_names and context.path_names[0].startswith(OWN) and endpoint.scopes - {READ}:
             check_topic_name(context.path_names[0])  # raises: the engine's own topics are read-only
 
     def _authorize(self, context: RequestContext, endpoint: Endpoint | None, match: RouteMatch | None) -> None:
@@ -473,7 +473,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 # Scopes for a method that a path does not have: a key without them gets 403 instead of 405.
 _SCOPES_OF_UNKNOWN_METHOD: Final[Mapping[str, frozenset[str]]] = {
-    "topics": frozenset((auth.WRITE,)),
-    "routers": frozenset((auth.ADMIN,)),
-    "channels": frozenset((auth.WRITE,)),
+    "topics": _WRITE,
+    "routers": _ADMIN,
+    "channels": _WRITE,
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 NDJSON: Final = b"application/x-ndjson"
+OCTET_STREAM: Final = b"application/octet-stream"
 BULK_CONTENT_TYPES: Final = frozenset({ARROW, NDJSON})
 
 

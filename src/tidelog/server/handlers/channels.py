@@ -61,7 +61,7 @@ from tidelog.server.openapi import (
 from tidelog.server.push.channel_stream import ChannelService, ChannelStream, WakeEvent
 from tidelog.server.push.peers import ChannelSsePeer, SlowConsumerGuard, encode_message_fields
 from tidelog.server.push.topic_stream import StreamSlot
-from tidelog.server.request import RequestContext, encode_json
+from tidelog.server.request import OCTET_STREAM, RequestContext, encode_json
 from tidelog.server.service import Service
 
 T = TypeVar("T")
@@ -445,7 +445,6 @@ def _set_acl(call: ChannelCall, body: api_types.ChangeAcl) -> responses.AclChang
 
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
 
-OCTET_STREAM: Final = b"application/octet-stream"
 STREAM_HEADER: Final = b"x-tidelog-stream"
 _publish_decoder = api_types.json_decoder(api_types.PublishToChannel)
 _message_decoder = api_types.json_decoder(api_types.ChannelMessage)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidelog import api_types
 from tidelog.api_types import HISTORY_LIMIT, HISTORY_LIMIT_MAX
-from tidelog.engine import CommitFuture, Record, Topic
+from tidelog.engine import CommitFuture, Record
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.queues import AckResult, ClaimRequest, ClaimResult, ExtendResult, History, Queue, parse_lease_token
 from tidelog.engine.queues.dead_letter import DEAD_LETTER_FROM
@@ -328,11 +328,12 @@ async def redrive_records(context: RequestContext) -> Response:
         remaining = min(remaining, body.rate * api_types.REDRIVE_S_MAX)
     step = body.rate or remaining
     redrive_filter = _RedriveFilter(context.principal, body.to)
+    redrive_step = partial(topic.redrive, to=body.to, match=body.match, where=redrive_filter)
     queues: Counter[str] = Counter()
     skipped = 0
     while True:
         redrive_filter.remaining = size = min(step, remaining)
-        done = await context.service.run_blocking(lambda: _redrive_step(topic, body, redrive_filter))
+        done = await context.service.run_blocking(redrive_step)
         queues.update(done.queues)
         skipped += done.skipped
         remaining -= size
@@ -340,7 +341,3 @@ async def redrive_records(context: RequestContext) -> Response:
             break
         await asyncio.sleep(1.0)
     return context.json(responses.Redriven(context.topic, queues.total(), dict(queues), skipped))
-
-
-def _redrive_step(topic: Topic, body: api_types.Redrive, redrive_filter: _RedriveFilter) -> Any:
-    return topic.redrive(to=body.to, match=body.match, where=redrive_filter)

@@ -34,7 +34,6 @@ from tidelog.engine.producer_batches import (
     PublishResult,
     StagedChunk,
     StagedUpload,
-    StagingArea,
     check_chunk_name,
 )
 from tidelog.engine.segment_listing import FILES, FileKind, SegmentFile, SegmentList
@@ -46,10 +45,9 @@ from tidelog.server.errors import ApiError, api_error_for_status
 from tidelog.server.handlers.records import wants_strong_read
 from tidelog.server.openapi import BINARY, CONSISTENCY_PARAM, STRING, Parameter, flag_param, operation
 from tidelog.server.push.topic_stream import StreamSlot
-from tidelog.server.request import ARROW, RequestContext
+from tidelog.server.request import ARROW, OCTET_STREAM, RequestContext
 from tidelog.types import Buffer
 
-OCTET_STREAM: Final = b"application/octet-stream"
 _PIECE_BYTES: Final = 1 << 20
 _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
 _FILE_FIELDS: Final = {"data": "data", "idx": "idx", "foot": "foot", "del": "deletions"}
@@ -206,24 +204,13 @@ def _parse_range(context: RequestContext, digest: int, size: int) -> tuple[int, 
     else:
         first, stop = max(size - int(match[2]), 0), size
     if first >= stop:
-        problem = ApiError(
-            "range_not_satisfiable", f"the file has {size} bytes; nothing was read, ask for a range inside"
+        raise ApiError(
+            "range_not_satisfiable",
+            f"the file has {size} bytes; nothing was read, ask for a range inside",
+            {"bytes": size},
+            headers=((b"content-range", b"bytes */%d" % size),),
         )
-        raise _Unsatisfiable(problem, size)
     return first, stop
-
-
-class _Unsatisfiable(ApiError):
-    """416 with the length of the file."""
-
-    def __init__(self, problem: ApiError, size: int) -> None:
-        super().__init__(problem.code, problem.message, {"bytes": size})
-        self._size = size
-
-    def response(self) -> Response:
-        response = super().response()
-        response.headers = (*response.headers, (b"content-range", b"bytes */%d" % self._size))
-        return response
 
 
 async def _send_bytes(
@@ -254,10 +241,6 @@ _UPLOAD_STEP_BYTES: Final = 1 << 20
 STAGING_CONTENT_TYPES: Final = frozenset({ARROW})
 
 
-def _staging_area(context: RequestContext) -> StagingArea:
-    return context.service.engine.staging
-
-
 def _topic_chunk_name(context: RequestContext, name: str) -> str:
     return f"{sha256(context.topic.encode()).hexdigest()[:16]}{name}"
 
@@ -277,7 +260,7 @@ async def stage_chunk(context: RequestContext) -> Response:
     name, body_stream = _topic_chunk_name(context, check_chunk_name(context.path_names[1])), context.request.body_stream
     if body_stream is None:
         raise ApiError("unsupported_media_type", f"a chunk is {ARROW.decode()}; nothing was written, set Content-Type")
-    staging, work = _staging_area(context), context.service.run_blocking
+    staging, work = context.service.engine.staging, context.service.run_blocking
 
     def begin() -> StagedUpload:
         staging.create()
@@ -322,7 +305,7 @@ async def clear_staging(context: RequestContext) -> Response:
     Here the name is the owner: the first part of the names of its chunks.
     """
     owner = _topic_chunk_name(context, context.path_names[1])
-    removed = await context.service.run_blocking(lambda: _staging_area(context).remove_chunks(owner))
+    removed = await context.service.run_blocking(lambda: context.service.engine.staging.remove_chunks(owner))
     return context.json(responses.StagingCleared(context.topic, removed))
 
 
@@ -346,7 +329,7 @@ async def publish_batch(context: RequestContext) -> Response:
         raise BadInput("a numbered batch has at least one chunk; nothing was written")
     if len({chunk.chunk for chunk in body.chunks}) < len(body.chunks):
         raise BadInput("a chunk is listed twice; nothing was written, list each chunk of the batch once")
-    service, staging = context.service, _staging_area(context)
+    service, staging = context.service, context.service.engine.staging
     chunks = [
         StagedChunk(
             _topic_chunk_name(context, check_chunk_name(chunk.chunk)), chunk.rows, chunk.bytes, int(chunk.sum, 16)

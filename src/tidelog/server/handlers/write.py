@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
-from msgspec.json import Encoder
 
 from tidelog import api_types, native
 from tidelog.api_types import JSON_NULL, RecordToWrite
@@ -41,6 +40,7 @@ _SLICE_BYTES: Final = 1 << 20  # per search
 _BRACES_PER_RECORD: Final = 16
 _KEY_BYTES_MAX: Final = 64  # of "records" with every letter escaped: 44
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_encode = msgspec.json.Encoder().encode
 _decode_plain_write = api_types.json_decoder(api_types.PlainWrite).decode
 
 
@@ -133,7 +133,6 @@ def _plain_records_py(body: bytes, records_max: int) -> list[bytes] | None:
     return datas
 
 
-_encode_meta = Encoder().encode
 RUN_AT_MS_MAX: Final = 253_402_300_799_999  # the year 9999
 
 
@@ -147,9 +146,7 @@ def move_schedule_to_meta(records: Sequence[RecordToWrite], now_ms: int) -> bool
     for record in records:
         if is_scheduled(record):
             has_schedule = True
-            record.meta = Raw(
-                _encode_meta({**(decode_meta(bytes(record.meta)) or {}), **_schedule_meta(record, now_ms)})
-            )
+            record.meta = Raw(_encode({**(decode_meta(bytes(record.meta)) or {}), **_schedule_meta(record, now_ms)}))
     return has_schedule
 
 
@@ -189,7 +186,6 @@ _ONE_CALL_BYTES: Final = 2 << 20
 decoder of larger bodies calls Python code for every record, so that other threads run in between."""
 _write_decoder = api_types.json_decoder(api_types.Write)
 _large_decoder = api_types.json_decoder(api_types.LargeWrite)
-_encode = msgspec.json.Encoder().encode
 _ADMIN_SCOPE = frozenset((ADMIN,))
 
 

@@ -73,11 +73,6 @@ _BAND_STARTS: Final = (0, 250, 500, 750)  # where B1 to B4 begin
 _BAND_WIDTH: Final = 250
 
 
-def band_of(priority: int) -> int:
-    """Return the band of a topic that has not waited."""
-    return bisect_right(_BAND_STARTS, priority)
-
-
 def aged_band(priority: int, waited_us: int) -> int:
     """Return the band of a topic that has waited for `waited_us`."""
     return (

@@ -10,7 +10,6 @@ from tidelog.server.push.scheduling import (
     TOP_BAND,
     TOP_BAND_AFTER_US,
     aged_band,
-    band_of,
     lower_priority,
     next_band_after_us,
 )
@@ -21,7 +20,7 @@ from tidelog.server.push.scheduling import (
     [(-1000, 0), (-1, 0), (0, 1), (249, 1), (250, 2), (499, 2), (500, 3), (749, 3), (750, 4), (1000, 4)],
 )
 def test_bands_begin_at_the_documented_priorities(priority: int, expected: int) -> None:
-    assert band_of(priority) == expected
+    assert aged_band(priority, 0) == expected
 
 
 def test_band_weights_are_eight_four_two_one_one() -> None:
@@ -31,7 +30,7 @@ def test_band_weights_are_eight_four_two_one_one() -> None:
 @pytest.mark.parametrize("priority", [-1000, -251, -250, -249, -1, 0, 1, 249, 250, 499, 500, 749, 750, 1000])
 def test_waiting_promotes_a_topic_exactly_when_its_points_suffice(priority: int) -> None:
     """+100 a second; against the formula, at every rise and a microsecond before it."""
-    at = band_of(priority)
+    at = aged_band(priority, 0)
     waited_us = 0
     while at < TOP_BAND:
         waited_us = next_band_after_us(priority, at)
@@ -57,5 +56,5 @@ def test_low_priorities_need_ten_seconds_to_the_top_band() -> None:
 
 @pytest.mark.parametrize("priority", range(-1000, 1001, 25))
 def test_lower_priority_is_one_band_lower_and_never_becomes_negative(priority: int) -> None:
-    before, after = band_of(priority), band_of(lower_priority(priority))
+    before, after = aged_band(priority, 0), aged_band(lower_priority(priority), 0)
     assert after == (before - 1 if before >= 2 else before)
