@@ -15,7 +15,7 @@ import pytest
 
 import tidelog
 from tidelog.database import engine_of
-from tidelog.engine import Engine, consistency, read
+from tidelog.engine import Engine, read
 from tidelog.engine.read import WalWatch
 from tidelog.errors import TopicNotFound, Unavailable
 
@@ -157,13 +157,13 @@ def test_a_strong_reader_is_shown_only_what_was_synced(
     topic = reader.topic("t", create=False)
     assert topic.read(0).records
     synced = list[bool]()
-    real = consistency._sync_files
+    real = read._sync_files
 
     def sync_files(shared: Any) -> bool:
         synced.append(shared.wal_files_synced)
         return real(shared)
 
-    monkeypatch.setattr(consistency, "_sync_files", sync_files)
+    monkeypatch.setattr(read, "_sync_files", sync_files)
     between(monkeypatch, lambda: writer.topic("t").append(b"2"))
     assert [record.data for record in topic.read(1, timeout=5.0).records] == [b"2"]
     assert False in synced, "what was found since is synced before it is shown"

@@ -37,7 +37,7 @@ from tidelog.engine.queues import (
 )
 from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, RecoveryReport, TopicInfo
 from tidelog.engine.topic import Topic
-from tidelog.engine.watermarks import Gap
+from tidelog.engine.topic_index import Gap
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
 from tidelog.wal import CommitFuture, Shard, ShardStats

@@ -17,7 +17,7 @@ from typing import Self
 from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.process import defer_signals_in
-from tidelog.engine import append, consistency, groups, retention, startup
+from tidelog.engine import append, groups, read, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
@@ -477,10 +477,10 @@ class Engine:
 
     def _sync(self) -> None:
         retention.queue_moved_floors(self._context)
-        heads = consistency.heads_before_sync(self._context)
+        heads = read.heads_before_sync(self._context)
         for shard in self._context.shards:
             shard.tick()
-        consistency.on_interval_synced(heads)
+        read.on_interval_synced(heads)
 
     def _run_maintenance(self) -> Exception | None:
         """Run every task that is due; a failing task does not stop the others. Returns the first error, except that of

@@ -28,9 +28,8 @@ from tidelog.engine import delete, read, retention, segment_listing
 from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import Batch, check_int, is_utf8_text
 from tidelog.engine.config import OWN
-from tidelog.engine.context import EngineContext, TopicRegistry
+from tidelog.engine.context import EVICTION_CAUSES, EngineContext, PendingRemovals, Removal, RemovalCause, TopicRegistry
 from tidelog.engine.manifest import Manifest
-from tidelog.engine.pending_removals import EVICTION_CAUSES, PendingRemovals, Removal, RemovalCause
 from tidelog.engine.results import Appended, RecoveryReport
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import TopicState

@@ -16,13 +16,13 @@ from contextlib import suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from tidelog.disk.process import defer_signals_in
-from tidelog.engine import read, retention, segment_listing, watermarks
+from tidelog.engine import read, retention, segment_listing, topic_index
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.manifest import ConsumerRow
 from tidelog.engine.results import Page
+from tidelog.engine.topic_index import Gap, GroupCursorState
 from tidelog.engine.topic_state import TopicState
-from tidelog.engine.watermarks import Gap, GroupCursorState
 from tidelog.errors import BadInput, CursorConflict, Error, Throttled
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import GroupCursor
@@ -278,7 +278,7 @@ class Group:
                 position,
                 seq,
                 *between,
-                watermarks.find_gap(seq, index.head, index.earliest, index.watermarks, index.trimmed_ranges),
+                topic_index.find_gap(seq, index.head, index.earliest, index.watermarks, index.trimmed_ranges),
             )
             floor = index.evict_floor
         retention.persist_floor(topic, floor)

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from tidelog.engine import consistency, retention
+from tidelog.engine import read, retention
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.read import ExcludedNodes, RecordChunk, TopicScan
 from tidelog.engine.results import Counts
 from tidelog.engine.segment import PAGE_FRAMES_MAX, FrameLocations, Segment
+from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
-from tidelog.engine.watermarks import Gap
 from tidelog.formats import json_rows
 from tidelog.formats import scan as frame_scan
 from tidelog.formats.json_rows import FieldSelection
@@ -48,7 +48,7 @@ def can_read_without_blocking(
     A page of segments must follow from `limit` and `bytes_max` alone. A reader that excludes nodes may scan further; it
     passes limit 0, which accepts memtables only.
     """
-    if not retention.is_floor_durable(topic, from_seq) or not consistency.is_durable_to_head(topic, strong):
+    if not retention.is_floor_durable(topic, from_seq) or not read.is_durable_to_head(topic, strong):
         return False
     with topic.lock:
         index = topic.index
@@ -113,7 +113,7 @@ def _read_fast(
     with topic.lock:
         topic.check_open()
         index = topic.index
-        if not consistency.is_durable_to_head(topic, strong):
+        if not read.is_durable_to_head(topic, strong):
             return None
         head, earliest = index.head, index.earliest
         count = min(head - from_seq, limit)

@@ -46,16 +46,15 @@ from tidelog.disk.interface import Disk, File, join
 from tidelog.engine import delete, groups, idempotency, manifest
 from tidelog.engine import groups as cursors
 from tidelog.engine.config import TopicConfig
-from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Removal, RemovalCause
 from tidelog.engine.manifest import LoadedManifest, Manifest, TopicRow
-from tidelog.engine.pending_removals import Removal, RemovalCause
 from tidelog.engine.queues.leases import QueueSnapshot
 from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
 from tidelog.engine.routing import manager
 from tidelog.engine.segment import Segment
+from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, TopicState
-from tidelog.engine.watermarks import GroupCursorState, Watermarks
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame, scan, segment_index
 from tidelog.formats.control_frames import Body

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from tidelog.engine.config import TopicConfig
-from tidelog.engine.watermarks import Gap
+from tidelog.engine.topic_index import Gap
 
 
 class Record(NamedTuple):

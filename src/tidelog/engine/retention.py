@@ -16,8 +16,8 @@ from contextlib import suppress
 
 from tidelog.engine.context import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext
 from tidelog.engine.routing import forwarder
+from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
-from tidelog.engine.watermarks import Gap
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
 from tidelog.formats import control_frames, frame
 from tidelog.wal import Commit, CommitFuture

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import consistency, retention, watermarks
+from tidelog.engine import read, retention, topic_index
 from tidelog.engine.segment import BoolArray, Segment, encode_deletions
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.topic_state import TopicState
@@ -153,7 +153,7 @@ class SegmentList(NamedTuple):
 def list_segments(topic: TopicState, *, strong: bool = False) -> SegmentList:
     """Return all segments with readable records."""
     retention.refresh_for_read(topic)
-    durable = consistency.make_durable(topic) if consistency.needs_durable_records(topic, strong) else SEQ_MAX
+    durable = read.make_durable(topic) if read.needs_durable_records(topic, strong) else SEQ_MAX
     with topic.lock:
         topic.check_open()
         index = topic.index
@@ -162,7 +162,7 @@ def list_segments(topic: TopicState, *, strong: bool = False) -> SegmentList:
         tail_seq = files[-1].stop - 1 if files else index.earliest - 1
         head = min(index.head, max(durable, index.earliest - 1))
         floor = index.evict_floor
-        gap = watermarks.find_gap(0, index.head, index.earliest, index.watermarks, index.trimmed_ranges)
+        gap = topic_index.find_gap(0, index.head, index.earliest, index.watermarks, index.trimmed_ranges)
         floor_seq = floor if gap is None else min(gap.gap_to, head) + 1
         listing = SegmentList(head, index.earliest, max(floor, floor_seq), files, tail_seq)
     retention.persist_floor(topic, floor)

@@ -9,17 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidelog.disk.process import DEFER_SIGNALS, defer_signals_in
-from tidelog.engine import (
-    append,
-    batch_encoder,
-    consistency,
-    delete,
-    json_pages,
-    producer_batches,
-    read,
-    retention,
-    segment_listing,
-)
+from tidelog.engine import append, batch_encoder, delete, json_pages, producer_batches, read, retention, segment_listing
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
@@ -32,8 +22,8 @@ from tidelog.engine.queues.queue_state import get_queue_state
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
 from tidelog.engine.segment_listing import SegmentFile, SegmentList
+from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
-from tidelog.engine.watermarks import Gap
 from tidelog.errors import NotAQueue
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
@@ -131,11 +121,11 @@ class TopicOperations:
 
     def is_durable_for(self, strong: bool) -> bool:
         """Whether a read needs no sync first."""
-        return consistency.is_durable_to_head(self._state, strong)
+        return read.is_durable_to_head(self._state, strong)
 
     def check_strong_supported(self) -> None:
         """Raise BadInput where strong reads are impossible: the topic's class does not survive a power cut."""
-        consistency.check_strong_durability(self._state.name, self._state.config.durability)
+        read.check_strong_durability(self._state.name, self._state.config.durability)
 
 
 def topic_operations(topic: Topic) -> TopicOperations:

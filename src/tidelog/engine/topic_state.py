@@ -28,14 +28,12 @@ from tidelog.clock import Clock
 from tidelog.disk import process
 from tidelog.disk.interface import File
 from tidelog.engine.config import OWN, TopicConfig
-from tidelog.engine.context import EngineContext, Quota
+from tidelog.engine.context import EngineContext, Quota, RemovalCause
 from tidelog.engine.idempotency import ProducerState
 from tidelog.engine.memtable import BatchStats, MemTable
-from tidelog.engine.pending_removals import RemovalCause
 from tidelog.engine.results import Appended, TopicInfo
 from tidelog.engine.routing.router import HopCounts
-from tidelog.engine.topic_index import TopicIndex
-from tidelog.engine.watermarks import GroupCursorState, Watermarks, find_broken_holds, limit_eviction
+from tidelog.engine.topic_index import GroupCursorState, TopicIndex, Watermarks, find_broken_holds, limit_eviction
 from tidelog.errors import Closed, Corrupt, Damaged, Forked, TopicNotFound, Unavailable
 from tidelog.formats import control_frames, frame
 from tidelog.wal import Commit, CommitFuture, Shard, WalRange

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from tidelog.api_types import LeaseToken, TimestampMs, described, schema_ref
 from tidelog.engine.config import Durability
-from tidelog.engine.pending_removals import RemovalCause
+from tidelog.engine.context import RemovalCause
 from tidelog.server.push.topic_stream import TTL_MS
 
 Count: TypeAlias = Annotated[int, Meta(ge=0)]

@@ -44,7 +44,7 @@ from tests.crash.routers.harness import (
 )
 from tests.crash.routers.test_sweep import judged
 
-from tidelog.engine import delete, watermarks
+from tidelog.engine import delete, topic_index
 from tidelog.engine import recovery as engine_recovery
 from tidelog.engine.manifest import FedRow
 from tidelog.engine.routing import forwarder, manager
@@ -110,8 +110,8 @@ def a_trim_evicts_what_is_below_it(patch: Patch) -> None:
 
 
 def readers_get_no_gap_for_trims(patch: Patch) -> None:
-    real = watermarks.find_gap
-    patch.setattr(watermarks, "find_gap", lambda *args: real(*args[:4]))
+    real = topic_index.find_gap
+    patch.setattr(topic_index, "find_gap", lambda *args: real(*args[:4]))
 
 
 def a_dropped_router_is_not_logged(patch: Patch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.engine.watermarks import Gap
+from tidelog.engine.topic_index import Gap
 from tidelog.errors import (
     AlreadyExists,
     BatchTooLarge,

@@ -10,8 +10,8 @@ from tests.unit.engine.harness import CLASSES, PATH, RESTARTS, TINY, EngineHarne
 from tidelog import GapEntry
 from tidelog.engine import Engine, TopicConfig
 from tidelog.engine.check import check_directory
+from tidelog.engine.context import PendingRemovals, Removal
 from tidelog.engine.gap_log import GAP_LOG_TOPIC
-from tidelog.engine.pending_removals import PendingRemovals, Removal
 from tidelog.errors import BadInput, Damaged, Latched
 from tidelog.testing import ManualClock, SimDisk
 
@@ -299,7 +299,7 @@ def note(topic_id: int, first: int, last: int, **more: Any) -> Removal:
 
 
 def test_removals_pending_for_long_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.engine.pending_removals._PENDING_MAX", 6)
+    monkeypatch.setattr("tidelog.engine.context._PENDING_MAX", 6)
     notes = PendingRemovals(enabled=True)
     for number in range(40):
         notes.add_removal(note(number % 2, 10 * number, 10 * number + 1))

@@ -25,8 +25,7 @@ from tests.unit.engine.harness import (
 from tidelog import Group, Topic, timestamp_ms
 from tidelog.engine import Lag, Preview
 from tidelog.engine.topic import topic_operations
-from tidelog.engine.topic_index import TopicIndex
-from tidelog.engine.watermarks import GroupCursorState, limit_eviction
+from tidelog.engine.topic_index import GroupCursorState, TopicIndex, limit_eviction
 from tidelog.errors import BadInput, Closed, CursorConflict, DiskFull, ReadOnly, Throttled, TopicNotFound
 
 

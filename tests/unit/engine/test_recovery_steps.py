@@ -14,11 +14,11 @@ from tests.unit.engine.harness import EngineHarness
 
 from tidelog.engine import Topic, delete, idempotency, manifest, recovery
 from tidelog.engine.config import TopicConfig
+from tidelog.engine.context import Removal
 from tidelog.engine.manifest import GroupRow, LoadedManifest, Manifest
-from tidelog.engine.pending_removals import Removal
 from tidelog.engine.recovery import ShardContents, ShardRecovery, TopicContents, TopicReplayer
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, RecoveryReport
-from tidelog.engine.watermarks import GroupCursorState, Watermarks
+from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import ConfigUpdate, Delete, EvictWatermark, Forward, ForwardEvent, NumberedBatch

@@ -10,8 +10,7 @@ from tests.unit.engine.harness import CLASSES, EngineHarness
 from tests.unit.engine.state_text import describe_wal
 
 from tidelog.engine import Topic, retention
-from tidelog.engine.topic_state import TopicState
-from tidelog.engine.watermarks import (
+from tidelog.engine.topic_index import (
     Gap,
     GroupCursorState,
     Watermarks,
@@ -22,6 +21,7 @@ from tidelog.engine.watermarks import (
     limit_eviction,
     trimmed_ranges_after,
 )
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import DiskFull, Error, WriteFailed
 
 FIRST = 1_700_000_000_000  # time of the first record

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.engine.watermarks import (
+from tidelog.engine.topic_index import (
     Gap,
     ReadStart,
     Watermarks,

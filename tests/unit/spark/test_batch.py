@@ -16,7 +16,7 @@ from tests.unit.spark.helpers import MODES, Mode, SourceEnv, read, source, sourc
 
 from tidelog import database as topics
 from tidelog.disk.posix import PosixFile
-from tidelog.engine import consistency
+from tidelog.engine import read as engine_read
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark.backends import directory as by_path
 from tidelog.spark.backends import range_reader
@@ -530,7 +530,7 @@ def test_a_strong_query_ends_where_the_disk_refuses_to_sync(env: SourceEnv, monk
     topic.append([b"1", b"2"])
     assert topic.read(0, strong=True).next_from_seq == 2
     topic.append(b"3")
-    monkeypatch.setattr(consistency, "_sync", lambda _: False)
-    monkeypatch.setattr(consistency, "_sync_files", lambda _: False)
+    monkeypatch.setattr(engine_read, "_sync", lambda _: False)
+    monkeypatch.setattr(engine_read, "_sync_files", lambda _: False)
     assert set(read(env.options(consistency="strong")).table.column("seq").to_pylist()) <= {1, 2}
     assert read(env.options()).table.column("seq").to_pylist() == [1, 2, 3]

@@ -23,7 +23,7 @@ from threading import Event, Lock
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from tidelog.clock import Clock
-from tidelog.engine import consistency, delete, retention
+from tidelog.engine import delete, read, retention
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.queues import dead_letter, jobs
 from tidelog.engine.queues.jobs import TIME_MS_MAX, AckResult, ClaimResult, ExtendResult, JobChunk, JobRead, JobTexts
@@ -143,7 +143,7 @@ def can_claim_without_blocking(state: QueueState, count_max: int) -> bool:
         state.has_durable_leases
         or retention.needs_expiry(topic)
         or retention.is_upstream_lagging(topic)
-        or not consistency.is_durable_to_head(topic)
+        or not read.is_durable_to_head(topic)
     ):
         return False
     with topic.lock:
@@ -162,16 +162,16 @@ def run_claim_round(state: QueueState, requests: Sequence[ClaimRequest]) -> list
     retention.pull_from_upstream(topic)
     retention.expire_records(topic)
     state.read_new_schedules()
-    if consistency.needs_durable_records(topic):
-        consistency.make_durable(topic)  # before the round, so that its jobs need no other sync
+    if read.needs_durable_records(topic):
+        read.make_durable(topic)  # before the round, so that its jobs need no other sync
     claim_round = _lease_jobs(state, requests)
     if claim_round.has_swept:
         state.notify_listeners()
     try:
         if claim_round.future is not None:
             claim_round.future.wait()
-        if consistency.needs_durable_records(topic):
-            consistency.require_durable(topic, _all_seqs(claim_round.grants, claim_round.dead_letters))
+        if read.needs_durable_records(topic):
+            read.require_durable(topic, _all_seqs(claim_round.grants, claim_round.dead_letters))
         chunks, lost = jobs.read_jobs(claim_round.read_plan)
     except BaseException:
         with topic.lock:
