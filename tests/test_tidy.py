@@ -429,7 +429,7 @@ EXCUSES = (
     Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
     Excuse("cli/command.py", "a wait", "worker and export run until a signal"),
     Excuse(
-        "pipelines/table_formats/parquet_files.py",
+        "pipelines/table_formats/parquet.py",
         "the file system",
         "the library that knows the format reads and writes what the disk interface opened",
         ("pyarrow.parquet",),

@@ -15,7 +15,7 @@ from tests.crash.oracle import Oracle
 from tests.crash.sweep import judge, sweep
 from tests.crash.workloads import WORKLOADS, LogHarness
 
-from tidelog.commitlog import log_state, recovery, segment, truncate
+from tidelog.commitlog import cleaner, log_state, recovery, segment
 from tidelog.commitlog.codecs.rustlog import RustlogCodec
 from tidelog.commitlog.segment import ActiveSegment, LogFiles
 from tidelog.commitlog.storage import Storage
@@ -123,7 +123,7 @@ def a_manifest_that_is_not_synced(patch: Patch) -> None:
 
 
 def a_truncation_is_not_announced(patch: Patch) -> None:
-    patch.setattr(truncate, "_save_intent", nothing)
+    patch.setattr(cleaner, "_save_intent", nothing)
 
 
 def numbering_starts_again_after_expiry(patch: Patch) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import channel, check, doctor, gaps, group, log, pipeline, queue, router, serve, topic, worker
+from tidelog.cli import channel, doctor, group, log, pipeline, queue, router, serve, topic
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
 from tidelog.errors import Damaged, Error
@@ -29,18 +29,18 @@ from tidelog.errors import Damaged, Error
 EXIT_OK, EXIT_DAMAGE, EXIT_REFUSED, EXIT_BUG, EXIT_INTERRUPTED, EXIT_NO_READER = 0, 1, 2, 70, 130, 141
 
 _COMMANDS = {
-    "topic": topic,
-    "queue": queue,
-    "worker": worker,
-    "group": group,
-    "gaps": gaps,
-    "router": router,
-    "channel": channel,
-    "serve": serve,
-    "check": check,
-    "pipeline": pipeline,
-    "doctor": doctor,
-    "log": log,
+    "topic": topic.add,
+    "queue": queue.add,
+    "worker": queue.add_worker,
+    "group": group.add,
+    "gaps": group.add_gaps,
+    "router": router.add,
+    "channel": channel.add,
+    "serve": serve.add,
+    "check": doctor.add_check,
+    "pipeline": pipeline.add,
+    "doctor": doctor.add,
+    "log": log.add,
 }
 
 
@@ -55,15 +55,15 @@ def build_parser(command: str | None = None) -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tidelog {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, module in _COMMANDS.items():
+    for name, add in _COMMANDS.items():
         if command in (None, name):
-            module.add(commands)
+            add(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Exits only on a bad command line and on --help."""
-    argv, words = worker.split_command(sys.argv[1:] if argv is None else argv)
+    argv, words = queue.split_command(sys.argv[1:] if argv is None else argv)
     args = build_parser(argv[0] if argv and argv[0] in _COMMANDS else None).parse_args(argv)
     args.words = words
     screen = Screen(json=args.json)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-from tidelog.cli.check import describe_location, finding_fields, finding_row
 from tidelog.cli.command import (
     Commands,
     add_command,
@@ -22,6 +21,7 @@ from tidelog.cli.command import (
     parse_size,
     stop_event,
 )
+from tidelog.cli.doctor import describe_location, finding_fields, finding_row
 from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput

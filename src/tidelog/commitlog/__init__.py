@@ -5,8 +5,8 @@
         seq = log.append(b"hello")
 
 One log, four layouts (`codecs/`): `tide` (Tidelog's own), `rustlog`, `laminar` and `narwhal`. Read `log.py` first:
-`SegmentedLog` opens a directory (`recovery`) and keeps its segments in a `LogState` (`log_state`). `append`, `read`,
-`truncate` and `cleaner` are functions over that state. `segment` owns the files of one segment, `codec` is the
+`SegmentedLog` opens a directory (`recovery`) and keeps its segments in a `LogState` (`log_state`). `append`, `read`
+and `cleaner` are functions over that state. `segment` owns the files of one segment, `codec` is the
 interface of a layout. `partitions` keeps many logs under one root, `offsets` the consumers' positions; `log_copy` and
 `verify` work on whole logs.
 """

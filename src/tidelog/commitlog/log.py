@@ -24,7 +24,7 @@ from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import append, cleaner, log_state, read, segment
 from tidelog.commitlog.append import Flusher, FlusherState, roll_segment
-from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult
+from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult, truncate_log
 from tidelog.commitlog.codec import Batch, Codec
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log_state import LogState
@@ -45,7 +45,6 @@ from tidelog.commitlog.recovery import (
     recover_log,
 )
 from tidelog.commitlog.segment import LogFiles, LruCache
-from tidelog.commitlog.truncate import truncate_log
 from tidelog.config import LogConfig
 from tidelog.disk import process
 from tidelog.disk.durability import WriteLatch, remove_if_exists

@@ -43,11 +43,10 @@ from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty, NotFound
 from tidelog.pipelines import export_job, spark_tasks, transforms
 from tidelog.pipelines.export_job import JobContext
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import commits, interface
-from tidelog.pipelines.table_formats import parquet_files as files
-from tidelog.pipelines.table_formats.commits import Commit, DataFile
-from tidelog.pipelines.table_formats.interface import OnStep, Table
-from tidelog.pipelines.table_formats.parquet_files import FileFooter, ParquetFileWriter
+from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats import parquet as files
+from tidelog.pipelines.table_formats.interface import Commit, DataFile, OnStep, Table
+from tidelog.pipelines.table_formats.parquet import FileFooter, ParquetFileWriter
 from tidelog.spark import backends, plan
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import TopicSnapshot
@@ -469,7 +468,7 @@ def backfill_table(
     start, until = request.input.first, request.input.until
     last = table.last_commit()
     if last is not None:
-        commits.check_same_topic(last, snapshot.topic, snapshot.epoch, table.path)
+        interface.check_same_topic(last, snapshot.topic, snapshot.epoch, table.path)
         if last.transform != name:
             raise BadInput(
                 f"rows of {table.path} went through {last.transform or 'no function'}, not through {name}; nothing was "

@@ -26,9 +26,8 @@ from tidelog.disk.interface import Disk, join
 from tidelog.engine import Counts
 from tidelog.pipelines import record_mapping, row_hash
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import delta, parquet_files
-from tidelog.pipelines.table_formats.commits import DataFile
-from tidelog.pipelines.table_formats.interface import SeqRanges, merge_ranges
+from tidelog.pipelines.table_formats import delta, parquet
+from tidelog.pipelines.table_formats.interface import DataFile, SeqRanges, merge_ranges
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicSnapshot
 from tidelog.spark.filters import RecordFilter
@@ -141,24 +140,24 @@ def compare_range(task: ComparisonTask) -> ComparisonResult:
         table_rows, table_hash = table_rows + len(batch), (table_hash + row_hash.sum_hashes(hashes)) & row_hash.MASK_64
         if task.is_transformed:
             continue
-        seqs = parquet_files.row_seqs(batch)
+        seqs = parquet.row_seqs(batch)
         seen = seqs >= low
         alone, alone_hash = alone + int((~seen).sum()), alone_hash + row_hash.sum_hashes(hashes[~seen])
         table_sums.add(seqs[seen], hashes[seen])
-    for batch in parquet_files.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
+    for batch in parquet.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
         _add_batch(table_quarantine, batch.cast(record_mapping.QUARANTINE_SCHEMA))
     blocks = sorted({*log_sums.differences(table_sums), *log_quarantine.differences(table_quarantine)})
     lost: SeqRanges = ()
     if blocks and not task.is_transformed and (_has_missing_records(counts) or task.stop > task.next_seq):
         lost = _lost_in_blocks(task, blocks)
         for batch in read_table_rows(task):
-            seqs = parquet_files.row_seqs(batch)
+            seqs = parquet.row_seqs(batch)
             is_lost = in_ranges(seqs, lost)
             hashes = row_hash.hash_rows(batch)[is_lost]
             alone, alone_hash = alone + len(hashes), alone_hash + row_hash.sum_hashes(hashes)
             table_sums.remove(seqs[is_lost], hashes)
-        for batch in parquet_files.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
-            seqs = parquet_files.row_seqs(batch)
+        for batch in parquet.read_batches(task.disk, task.path, task.quarantine_names, low, task.stop):
+            seqs = parquet.row_seqs(batch)
             is_lost = in_ranges(seqs, lost)
             table_quarantine.remove(
                 seqs[is_lost], row_hash.hash_rows(batch.cast(record_mapping.QUARANTINE_SCHEMA))[is_lost]
@@ -225,10 +224,10 @@ def _seqs_in_blocks(task: ComparisonTask, blocks: Sequence[tuple[int, int]]) -> 
     there: list[Ints] = []
     here: list[Ints] = []
     for rows, _ in read_log_rows(task):
-        here += [parquet_files.row_seqs(batch) for batch in (rows.table, rows.quarantined) if batch is not None]
-    bad = parquet_files.read_batches(task.disk, task.path, task.quarantine_names, task.compared_from, task.stop)
+        here += [parquet.row_seqs(batch) for batch in (rows.table, rows.quarantined) if batch is not None]
+    bad = parquet.read_batches(task.disk, task.path, task.quarantine_names, task.compared_from, task.stop)
     for batch in chain(read_table_rows(task), bad):
-        seqs = parquet_files.row_seqs(batch)
+        seqs = parquet.row_seqs(batch)
         there.append(seqs[in_ranges(seqs, blocks)])
     return there, [seqs[in_ranges(seqs, blocks)] for seqs in here]
 
@@ -250,7 +249,7 @@ def _ranges_not_deleted(backend: Backend, topic: str, first: int, stop: int) -> 
 
 def _stray_files(task: ComparisonTask) -> Iterator[str]:
     for file in task.committed_files:
-        found = parquet_files.seq_bounds(task.disk, join(task.path, file.name))
+        found = parquet.seq_bounds(task.disk, join(task.path, file.name))
         if found is not None and found[0] and (found[1] < task.first or found[2] >= task.stop):
             yield file.name
 
@@ -289,5 +288,5 @@ def read_table_rows(task: ComparisonTask) -> Iterator[pa.RecordBatch]:
         return
     own = () if task.is_transformed else tuple(file.name for file in task.committed_files)
     names = (*own, *task.other_names)
-    for batch in parquet_files.read_batches(task.disk, task.path, names, first, stop):
-        yield parquet_files.conform(batch, task.mapping.arrow)
+    for batch in parquet.read_batches(task.disk, task.path, names, first, stop):
+        yield parquet.conform(batch, task.mapping.arrow)

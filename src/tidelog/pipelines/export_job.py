@@ -42,14 +42,13 @@ from tidelog.pipelines import compare, record_mapping
 from tidelog.pipelines.compare import ComparisonTask
 from tidelog.pipelines.record_mapping import RecordMapping, TableRows
 from tidelog.pipelines.spark_tasks import TaskRunner
-from tidelog.pipelines.table_formats import commits, interface
-from tidelog.pipelines.table_formats.commits import Commit, DataFile
-from tidelog.pipelines.table_formats.interface import Leftover, OnStep, StagedFileMissing, Table
-from tidelog.pipelines.table_formats.parquet_files import FileFooter, ParquetFileWriter
+from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats.interface import Commit, DataFile, Leftover, OnStep, StagedFileMissing, Table
+from tidelog.pipelines.table_formats.parquet import FileFooter, ParquetFileWriter
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicSnapshot
 from tidelog.spark.filters import RecordFilter
-from tidelog.spark.offsets import Pending, admit_batch
+from tidelog.spark.groups import Pending, admit_batch
 from tidelog.spark.options import Options
 from tidelog.spark.plan import TopicRange
 from tidelog.spark.task_reader import TaskReader
@@ -334,7 +333,7 @@ class ExportJob:
 
     def _start_position(self, snapshot: TopicSnapshot, last: Commit | None) -> tuple[int, RecordMapping]:
         if last is not None:
-            commits.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
+            interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
             context = self._context
             drop_leftovers(self._table, last, self._backend, self._options, snapshot, context.disk, context.runner)
             return last.stop, record_mapping.mapping_from_commit(last.schema, last.shape)

@@ -32,9 +32,11 @@ from tidelog.errors import BadInput, TopicNotFound
 from tidelog.pipelines import compare, export_job, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonResult, ComparisonTask, in_ranges
 from tidelog.pipelines.export_job import CommitTarget, ExportJob, FilePair, JobContext, attempt_id
-from tidelog.pipelines.table_formats import commits, delta, parquet_files
-from tidelog.pipelines.table_formats.commits import Commit, DataFile, KeptFile
+from tidelog.pipelines.table_formats import delta, interface, parquet
 from tidelog.pipelines.table_formats.interface import (
+    Commit,
+    DataFile,
+    KeptFile,
     SeqRanges,
     StagedFileMissing,
     Table,
@@ -43,7 +45,7 @@ from tidelog.pipelines.table_formats.interface import (
     group_overlapping,
     merge_ranges,
 )
-from tidelog.pipelines.table_formats.parquet_files import ParquetFileWriter
+from tidelog.pipelines.table_formats.parquet import ParquetFileWriter
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import ReadTask, TopicSnapshot
 from tidelog.spark.options import Options
@@ -88,8 +90,8 @@ def copy_foreign_file(task: ForeignFileTask) -> CopyResult:
     writer: ParquetFileWriter | None = None
     dropped = rows = 0
     try:
-        for batch in parquet_files.read_batches(target.disk, target.path, [task.name], None, None):
-            removed = task.removal.removed_mask(parquet_files.row_seqs(batch))
+        for batch in parquet.read_batches(target.disk, target.path, [task.name], None, None):
+            removed = task.removal.removed_mask(parquet.row_seqs(batch))
             dropped += int(removed.sum())
             kept = batch.filter(pa.array(~removed))
             rows += len(kept)
@@ -131,7 +133,7 @@ def copy_own_files(task: OwnFilesTask) -> DataFile | None:
     name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{attempt_id():05d}-kept.parquet"
     with FilePair(target, name) as pair:
         for batch in _kept_batches(task, task.names):
-            pair.rows_file.add(parquet_files.conform(batch, target.mapping.arrow))
+            pair.rows_file.add(parquet.conform(batch, target.mapping.arrow))
         for batch in _kept_batches(task, task.quarantine_names):
             pair.quarantine_file.add(batch.cast(record_mapping.QUARANTINE_SCHEMA))
         if not pair.rows_file.rows and not pair.quarantine_file.rows and not task.rows:
@@ -141,8 +143,8 @@ def copy_own_files(task: OwnFilesTask) -> DataFile | None:
 
 def _kept_batches(task: OwnFilesTask, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     target = task.target
-    for batch in parquet_files.read_batches(target.disk, target.path, names, task.first, task.stop):
-        removed = task.removal.removed_mask(parquet_files.row_seqs(batch))
+    for batch in parquet.read_batches(target.disk, target.path, names, task.first, task.stop):
+        removed = task.removal.removed_mask(parquet.row_seqs(batch))
         if not removed.all():
             yield batch.filter(pa.array(~removed))
 
@@ -217,7 +219,7 @@ class ReconcileJob:
         last = self._table.last_commit()
         if last is None:
             return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None)
-        commits.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
+        interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
         if repair:
             disk, runner = self._context.disk, self._context.runner
             export_job.drop_leftovers(self._table, last, self._backend, self._options, snapshot, disk, runner)
@@ -265,7 +267,7 @@ class ReconcileJob:
             if last.transform is not None:
                 found[name] = (0, -1)
                 continue
-            bounds = parquet_files.seq_bounds(self._context.disk, join(self._table.path, name))
+            bounds = parquet.seq_bounds(self._context.disk, join(self._table.path, name))
             if bounds is not None:
                 found[name] = bounds[1:]
         return found
@@ -309,8 +311,8 @@ class ReconcileJob:
             return delta.count_rows_outside(self._table.path, version, first, stop)
         names = [name for name, (low, high) in foreign.items() if low < first or high >= stop]
         found = 0
-        for batch in parquet_files.read_batches(self._context.disk, self._table.path, names, None, None):
-            seqs = parquet_files.row_seqs(batch)
+        for batch in parquet.read_batches(self._context.disk, self._table.path, names, None, None):
+            seqs = parquet.row_seqs(batch)
             found += int(((seqs < first) | (seqs >= stop)).sum())
         return found
 
@@ -332,7 +334,7 @@ class ReconcileJob:
         made = self._table.commits()
         self._mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
         first = min((commit.first for commit in made), default=last.stop)
-        committed = commits.active_files(made)
+        committed = interface.active_files(made)
         if last.transform is not None:
             return self._transformed_tasks(snapshot, first, last, committed, foreign)
         held = (

@@ -26,15 +26,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tidelog.errors import BadInput
 from tidelog.spark import decode
-from tidelog.spark import schema as columns_of
+from tidelog.spark.decode import RESCUED
 from tidelog.spark.options import COLUMNS, IS_JSON
 from tidelog.spark.options import parse_options as read_options
-from tidelog.spark.schema import RESCUED
 
 BadRecordPolicy: TypeAlias = Literal["rescue", "quarantine", "fail"]
 RECORD_COLUMNS: Final = tuple(column for column in COLUMNS if column != "topic")
 _RECORD_OPTIONS: Final = read_options({"path": ".", "subscribe": "a", "columns": ",".join(RECORD_COLUMNS)})
-RECORD_SCHEMA: Final[StructType] = columns_of.default_schema(_RECORD_OPTIONS)
+RECORD_SCHEMA: Final[StructType] = decode.default_schema(_RECORD_OPTIONS)
 REASON_COLUMN: Final = "reason"
 
 
@@ -113,7 +112,7 @@ def new_mapping(fields: StructType | None, bad: BadRecordPolicy = "rescue") -> R
                 f"the schema has a field {field.name!r}, which is the name of a column of ours; nothing was written, "
                 f"call it 'data_{field.name}': it is then the field {field.name!r} of the JSON"
             )
-    columns_of.validate_schema(StructType(wanted), read_options({"path": ".", "subscribe": "a", "payload": "json"}))
+    decode.validate_schema(StructType(wanted), read_options({"path": ".", "subscribe": "a", "payload": "json"}))
     spare = [] if bad == "fail" else [StructField(RESCUED, StringType())]
     made = StructType([*own, *wanted, *spare])
     return RecordMapping(made.json(), tuple(field.name for field in wanted), bad)

@@ -39,9 +39,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from tidelog.addresses import Location
-from tidelog.spark import backends, groups, offsets
+from tidelog.spark import backends, groups
 from tidelog.spark import options as reading
-from tidelog.spark.offsets import Positions
+from tidelog.spark.groups import Positions
 from tidelog.spark.options import Options
 
 _SOURCE_NAME = "tidelog"
@@ -144,4 +144,4 @@ def _committed_sources(execution: Any) -> Iterator[tuple[str, Options, Positions
         found = committed.get(leaf.stream())
         options = reading.parse_options(dict(leaf.relation().options().asCaseSensitiveMap()))
         if options.group is not None and found.isDefined():
-            yield options.group, options, offsets.decode_offsets(msgspec.json.decode(found.get().json()))
+            yield options.group, options, groups.decode_offsets(msgspec.json.decode(found.get().json()))

@@ -39,12 +39,12 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import BadInput
-from tidelog.spark import backends, decode, groups, offsets, plan, schema
+from tidelog.spark import backends, decode, groups, plan
 from tidelog.spark import options as reading
 from tidelog.spark import sink as writing
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot
 from tidelog.spark.filters import Predicate, RecordFilter, from_spark_filter
-from tidelog.spark.offsets import Pending, Position, Positions
+from tidelog.spark.groups import Pending, Position, Positions
 from tidelog.spark.options import LATEST, Options
 from tidelog.spark.plan import TopicRange
 from tidelog.spark.sink import TopicStreamWriter, TopicWriter
@@ -93,10 +93,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 seq = plan.start_seq(backend, self._options, snapshot, default=LATEST)
                 found[name] = Position(snapshot.epoch, seq)
         self._initial_positions = dict(found)
-        return offsets.encode_offsets(found)
+        return groups.encode_offsets(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return offsets.encode_offsets(_end_of_snapshots(self._snapshots(self._backend)))
+        return groups.encode_offsets(_end_of_snapshots(self._snapshots(self._backend)))
 
     def _snapshots(self, backend: Backend) -> dict[str, TopicSnapshot]:
         """Return a snapshot of every existing topic of the stream."""
@@ -134,7 +134,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch: the end of the topics, or as far as the limits allow."""
-        backend, started = self._backend, offsets.decode_offsets(start)
+        backend, started = self._backend, groups.decode_offsets(start)
         self._commit_group(backend, started)
         seen = self._snapshots(backend)
         ends = self._end_positions(self._head_positions(seen, started), started)
@@ -147,12 +147,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pending.append(Pending(name, min(first, end.seq), end.seq, snapshot.bytes_before))
         rows_max, bytes_max = self._read_limits(limit)
         if self._should_wait(backend, pending):
-            return offsets.encode_offsets(
+            return groups.encode_offsets(
                 {name: started.get(name, positions[name]) for name in positions if name in started}
             )
-        for name, seq in offsets.admit_batch(pending, rows_max, bytes_max).items():
+        for name, seq in groups.admit_batch(pending, rows_max, bytes_max).items():
             positions[name] = Position(ends[name].epoch, seq)
-        return offsets.encode_offsets(positions)
+        return groups.encode_offsets(positions)
 
     def _end_positions(self, heads: Positions, start: Positions) -> Positions:
         """Return the present ends, or with AvailableNow those at the start of the query; never before `start`."""
@@ -208,10 +208,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── a batch ───────────────────────────────────────────────────────────────────────────────
 
     def partitions(self, start: Any, end: Any) -> Sequence[ReadTask]:
-        backend, started = self._backend, offsets.decode_offsets(start)
+        backend, started = self._backend, groups.decode_offsets(start)
         ranges = [
             self._topic_range(backend, name, started.get(name), position)
-            for name, position in offsets.decode_offsets(end).items()
+            for name, position in groups.decode_offsets(end).items()
         ]
         return plan.plan_tasks(
             backend, self._options, [each for each in ranges if each is not None], self._options.where
@@ -243,7 +243,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Any) -> None:
         if self._options.group is not None:
             self._attempted_positions = None
-            self._commit_group(self._backend, offsets.decode_offsets(end))
+            self._commit_group(self._backend, groups.decode_offsets(end))
 
     def _commit_group(self, backend: Backend, positions: Positions) -> None:
         """Move the group to the processed offsets. If that fails, the next batch tries again, and not the next call:
@@ -297,9 +297,9 @@ class TidelogSource(DataSource):
     def schema(self) -> StructType:
         options = reading.parse_options(self.options)
         if options.payload != "infer":
-            return schema.default_schema(options)
+            return decode.default_schema(options)
         with closing(backends.open_backend(options, retry=False)) as backend:
-            return schema.default_schema(options, decode.infer_fields(sample_data(backend, options)))
+            return decode.default_schema(options, decode.infer_fields(sample_data(backend, options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = reading.parse_options(self.options).for_batch()
@@ -323,7 +323,7 @@ class TidelogSource(DataSource):
 
 
 def _validate_given_schema(given: StructType, options: Options) -> StructType:
-    return schema.validate_schema(given, options)
+    return decode.validate_schema(given, options)
 
 
 def sample_data(backend: Backend, options: Options) -> Iterator[bytes]:

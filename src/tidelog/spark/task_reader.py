@@ -19,11 +19,10 @@ from tidelog.engine import Counts
 from tidelog.errors import Damaged
 from tidelog.spark import decode
 from tidelog.spark.backends.interface import Backend, ColumnSet, ReadChunk, ReadRange, ReadTask, TopicGap
-from tidelog.spark.decode import ColumnArrays
+from tidelog.spark.decode import RESCUED, ColumnArrays, json_fields
 from tidelog.spark.filters import RecordFilter
 from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.plan import raise_on_gap
-from tidelog.spark.schema import RESCUED, json_fields
 
 _log = logging.getLogger("tidelog.spark")
 _log.setLevel(logging.INFO)  # Spark collects the logs of workers, if configured

@@ -6,7 +6,7 @@
 
 The simulated disk of this package replaces the engine's own interface to the operating system. This file system is
 below the kernel instead: a real process with real threads, descriptors, maps and locks runs on it, and is killed. Both
-keep files in the same inodes, so the same rules say what may survive (`inodes`).
+keep files in the same inodes, so the same rules say what may survive (`crash_images`).
 
 `MountedFS` runs it in a process of its own, because a program cannot serve the file system that it blocks on:
 
@@ -43,8 +43,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from tidelog.testing.crash_images import CrashPoint, Policy
-from tidelog.testing.inodes import DirNode, FileNode, Link, Move, Node, Unlink, walk_tree
+from tidelog.testing.crash_images import CrashPoint, DirNode, FileNode, Link, Move, Node, Policy, Unlink, walk_tree
 
 MOUNT_TIMEOUT_S: Final = 30.0
 CUT_POLICIES: Final[tuple[Policy, ...]] = ("none", "all", "prefixes", "torn_last", "random")

@@ -1,4 +1,4 @@
-"""The machine around a simulated disk: its power, the number of each operation, and its faults.
+"""The machine around a simulated disk: its clock, its power, the number of each operation, and its faults.
 
 Calls of the Disk protocol that change something are numbered from 1 and are the points where power can fail: before
 operation n is after operation n - 1. A write in short pieces is one operation per piece. Once the power is off every
@@ -19,8 +19,41 @@ from threading import RLock
 from typing import Literal, TypeAlias
 
 from tidelog.clock import Clock
-from tidelog.testing.clock import ManualClock
-from tidelog.testing.inodes import DirNode, FileNode, walk_tree
+from tidelog.testing.crash_images import DirNode, FileNode, walk_tree
+
+START_US = 1_700_000_000_000_000  # a Tuesday in November 2023; any fixed moment would do
+
+
+class ManualClock:
+    """Wall time can be set freely; monotonic time moves only forward, and only by ticks."""
+
+    def __init__(self, start_us: int = START_US) -> None:
+        self._wall_us, self._passed_us = start_us, 0
+
+    def now_us(self) -> int:
+        return self._wall_us
+
+    def monotonic_ms(self) -> int:
+        return self._passed_us // 1_000
+
+    def monotonic_us(self) -> int:
+        return self._passed_us
+
+    def tick(self, ms: int) -> None:
+        """Advance both clocks."""
+        self.tick_us(ms * 1_000)
+
+    def tick_us(self, us: int) -> None:
+        """Advance both clocks."""
+        if us < 0:
+            raise ValueError(f"a tick is forward only, not {us} us; set_us turns the wall clock back")
+        self._wall_us += us
+        self._passed_us += us
+
+    def set_us(self, us: int) -> None:
+        """Set the wall clock, as an administrator can. The monotonic clock does not move."""
+        self._wall_us = us
+
 
 DiskCall: TypeAlias = Literal[
     "open",  # of a file that exists

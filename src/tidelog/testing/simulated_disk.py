@@ -1,7 +1,7 @@
 """A disk in memory that loses power, tears writes, fails syncs and runs full, on demand and by seed.
 
-It keeps the promises of `disk/interface.py` and no more: unsynced changes may be lost in every way that `inodes`
-allows. A crash is tested in one of two ways.
+It keeps the promises of `disk/interface.py` and no more: unsynced changes may be lost in every way that
+`crash_images` allows. A crash is tested in one of two ways.
 
     1. Cut the power        disk.cut_power_at(n); run the workload until PowerOff; disk.images()
     2. Observe              disk.on_op = examine; run the workload once; examine at every operation
@@ -21,8 +21,19 @@ from typing import Literal, NamedTuple
 
 from tidelog.disk.interface import Mode, Stat, check_same_directory, parent_dir, write_all
 from tidelog.disk.memory import check_not_negative, check_same_kind, split_path
-from tidelog.testing.crash_images import ALL_POLICIES, CrashPoint, Policy
-from tidelog.testing.inodes import DirNode, FileNode, Link, Move, Node, Unlink, copy_tree, walk_tree
+from tidelog.testing.crash_images import (
+    ALL_POLICIES,
+    CrashPoint,
+    DirNode,
+    FileNode,
+    Link,
+    Move,
+    Node,
+    Policy,
+    Unlink,
+    copy_tree,
+    walk_tree,
+)
 from tidelog.testing.machine import Machine
 from tidelog.types import Buffer
 

@@ -22,8 +22,8 @@ from tests.crash.faultfs.test_power_cuts import TESTS, WATCHDOG_S, judge_directo
 from tests.crash.topics.test_kill import Ledger
 from tests.crash.topics.test_torn_tails import HEADER_BYTES, frames, torn
 
+from tidelog.testing.crash_images import SECTOR_BYTES
 from tidelog.testing.fault_fs import MountedFS, TearPlan, TornWrite, unavailable_reason
-from tidelog.testing.inodes import SECTOR_BYTES
 
 Tell = Callable[[str, int], None]
 Ranges = list[tuple[int, int]]

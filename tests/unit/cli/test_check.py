@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.cli.check import describe_location, finding_fields, finding_row
+from tidelog.cli.doctor import describe_location, finding_fields, finding_row
 from tidelog.cli.main import main
 from tidelog.engine.check import Finding
 

@@ -18,7 +18,7 @@ import tidelog
 from tidelog.database import engine_of
 from tidelog.engine import Engine, Record, Topic, TopicConfig
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.testing.clock import START_US
+from tidelog.testing.machine import START_US
 
 
 class TopicView(NamedTuple):

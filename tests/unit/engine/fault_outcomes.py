@@ -13,7 +13,7 @@ from tests.unit.engine.fault_rows import PATH
 from tidelog.engine import Engine, RecoveryReport
 from tidelog.errors import Damaged, DiskFull, Error, Latched, Unavailable
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.testing.clock import START_US
+from tidelog.testing.machine import START_US
 from tidelog.wal import shard_for_topic
 
 # ── restarting ────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from tests.unit.engine.fault_rows import PATH, TTL_MS, newest_wal, used
 from tidelog.engine import Record, Topic
 from tidelog.errors import Corrupt, Damaged, Error, NewerFormat, WriteFailed
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.testing.clock import START_US
+from tidelog.testing.machine import START_US
 
 MARK_BYTES = 70  # of a mark of the synced position, with which a write may begin
 _LARGEST = 1600  # bytes of a frame in these scenarios, at most

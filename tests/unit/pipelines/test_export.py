@@ -18,7 +18,7 @@ from tests.unit.spark.helpers import run_server
 from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NotFound, TopicNotFound
 from tidelog.pipelines import api
 from tidelog.pipelines.export_job import ExportJob, Sizes, commit_end, commit_reason
-from tidelog.pipelines.table_formats import commits, parquet_files
+from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import Format
 from tidelog.spark import options as reading
 from tidelog.testing import ManualClock, SimDisk
@@ -504,7 +504,7 @@ def test_a_power_cut_at_every_operation_loses_and_doubles_nothing(
 
 
 def test_rows_of_a_file_are_read_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "ROW_GROUP_BYTES", 500)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 500)
     harness = PipelineHarness(tmp_path)
     harness.fill(100)
     harness.sizes = Sizes()
@@ -512,7 +512,7 @@ def test_rows_of_a_file_are_read_by_range(tmp_path: Path, monkeypatch: pytest.Mo
     (file,) = harness.files()
     found = [
         seq
-        for batch in parquet_files.read_batches(harness.disk, harness.table, [file.name], 30, 52)
+        for batch in parquet.read_batches(harness.disk, harness.table, [file.name], 30, 52)
         for seq in batch["seq"].to_pylist()
     ]
     assert found == list(range(30, 52))
@@ -520,13 +520,13 @@ def test_rows_of_a_file_are_read_by_range(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_words_of_a_commit_are_frozen() -> None:
     """It is kept in tables, so it never changes."""
-    file = commits.DataFile("part-1.parquet", 1, 3, 2, 100, 7)
-    made = commits.Commit("orders", 1, 1, 3, (file,), "{}", "{}", ts_ms=5)
-    said = commits.encode_commit(made)
+    file = interface.DataFile("part-1.parquet", 1, 3, 2, 100, 7)
+    made = interface.Commit("orders", 1, 1, 3, (file,), "{}", "{}", ts_ms=5)
+    said = interface.encode_commit(made)
     assert said == (
         b'{"topic":"orders","epoch":1,"first":1,"stop":3,"files":[{"name":"part-1.parquet","first":1,"stop":3,"rows":2,'
         b'"bytes":100,"hash":7,"bad":0,"bad_name":null}],"schema":"{}","shape":"{}","number":0,"removed":[],'
         b'"repair":false,"transform":null,"ts_ms":5,"format":1,"totals":{"rows":2,"quarantined":0,'
         b'"hash":"0000000000000007"}}'
     )
-    assert commits.decode_commit(said, "here") == made
+    assert interface.decode_commit(said, "here") == made

@@ -34,9 +34,8 @@ from tidelog.pipelines import export_job, reconcile_job
 from tidelog.pipelines.compare import ComparisonResult, ComparisonTask
 from tidelog.pipelines.export_job import Sizes
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats.commits import Commit, DataFile
-from tidelog.pipelines.table_formats.interface import Format
-from tidelog.pipelines.table_formats.parquet_files import FileFooter
+from tidelog.pipelines.table_formats.interface import Commit, DataFile, Format
+from tidelog.pipelines.table_formats.parquet import FileFooter
 from tidelog.spark.backends.directory import DirectoryBackend
 from tidelog.spark.backends.interface import TopicSnapshot
 

@@ -19,7 +19,7 @@ from tidelog.disk.posix import PosixFile
 from tidelog.engine import read as engine_read
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark.backends import directory as by_path
-from tidelog.spark.backends import range_reader
+from tidelog.spark.backends import interface
 from tidelog.spark.backends.interface import ReadTask
 from tidelog.testing import ManualClock
 
@@ -79,7 +79,7 @@ def test_task_logs_the_fate_of_its_seqs(env: SourceEnv, caplog: pytest.LogCaptur
 def test_a_task_that_loses_a_record_fails(env: SourceEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     """The law can fail: a reader that drops rows is caught, whichever way they get lost."""
     fill(env)
-    module, name = (by_path, "_read_segment_file") if env.mode == "path" else (range_reader, "read_segment_ranges")
+    module, name = (by_path, "_read_segment_file") if env.mode == "path" else (interface, "read_segment_ranges")
     real = getattr(module, name)
 
     def lossy(*args: object, **kwargs: object) -> Iterator[object]:

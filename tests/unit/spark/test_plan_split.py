@@ -9,9 +9,9 @@ from hypothesis import strategies as some
 
 from tidelog.engine import Counts
 from tidelog.errors import BadInput
-from tidelog.spark import offsets
+from tidelog.spark import groups
 from tidelog.spark.backends.interface import TopicGap, clip_counts
-from tidelog.spark.offsets import Pending, Position, admit_batch
+from tidelog.spark.groups import Pending, Position, admit_batch
 from tidelog.spark.plan import MIN_TASK_BYTES, SizedRange, count_tasks, split_ranges
 
 
@@ -130,14 +130,14 @@ def test_seqs_after_a_loss_were_deleted_or_never_there() -> None:
 
 def test_offsets_come_back_and_are_sorted() -> None:
     spots = {"b": Position(1, 5), "a": Position(2, 7)}
-    said = offsets.encode_offsets(spots)
+    said = groups.encode_offsets(spots)
     assert list(said) == ["a", "b"]
     assert said == {"a": {"epoch": 2, "seq": 7}, "b": {"epoch": 1, "seq": 5}}
-    assert offsets.decode_offsets(said) == spots
-    assert offsets.decode_offsets(None) == offsets.decode_offsets({}) == {}
+    assert groups.decode_offsets(said) == spots
+    assert groups.decode_offsets(None) == groups.decode_offsets({}) == {}
 
 
 @pytest.mark.parametrize("given", [{"a": 5}, {"a": {"seq": 5}}, [1], {"a": {"epoch": "x", "seq": 1}}])
 def test_what_is_no_offset_of_ours_is_refused(given: object) -> None:
     with pytest.raises(BadInput, match="is the checkpoint another query's"):
-        offsets.decode_offsets(given)
+        groups.decode_offsets(given)

@@ -1,9 +1,9 @@
 """Table formats of exports: Parquet files with a log of commits, and Delta tables.
 
-    interface       the interface of exports to tables, and what both formats share. Read this first
-    commits         a commit: files, counts, hashes, the position in the topic
-    parquet         a directory of Parquet files; delta: a Delta table, through deltalake
-    parquet_files   writes and reads the files of both
+    interface   the interface of exports to tables, and their commits: files, counts, hashes, the position in the
+                topic. Read this first
+    parquet     a directory of Parquet files; writes and reads the files of both formats
+    delta       a Delta table, through deltalake
 
 This module detects the format of a table and opens it."""
 

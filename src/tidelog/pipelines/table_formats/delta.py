@@ -44,9 +44,17 @@ from pyspark.sql.types import StructType
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, NotFound
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import commits, interface, parquet_files
-from tidelog.pipelines.table_formats.commits import Commit, DataFile, KeptFile
-from tidelog.pipelines.table_formats.interface import QUARANTINE_DIR, Leftover, OnStep, TableChanged, TableDirectory
+from tidelog.pipelines.table_formats import interface, parquet
+from tidelog.pipelines.table_formats.interface import (
+    QUARANTINE_DIR,
+    Commit,
+    DataFile,
+    KeptFile,
+    Leftover,
+    OnStep,
+    TableChanged,
+    TableDirectory,
+)
 
 COLUMN_MAPPING_KEY: Final = "delta.columnMapping.mode"
 _SPARK_FORMAT: Final = "tidelog-delta"
@@ -110,7 +118,7 @@ class DeltaReader(DataSourceReader):
         schema = _arrow_schema(table)
         if partition.name is None:
             for batch in _scan(self._path, self._version, None, None):
-                yield parquet_files.conform(batch, schema)
+                yield parquet.conform(batch, schema)
             return
         data = table.to_pyarrow_dataset(schema=schema)
         (file,) = [fragment for fragment in data.get_fragments() if fragment.path == partition.name]
@@ -118,7 +126,7 @@ class DeltaReader(DataSourceReader):
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:
-    return parquet_files.schema_without_views(pa.schema(table.schema().to_arrow()))
+    return parquet.schema_without_views(pa.schema(table.schema().to_arrow()))
 
 
 def _file_names(table: DeltaTable) -> list[str] | None:
@@ -135,7 +143,7 @@ def read_rows(
     """Read the rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
     predicate = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
     for batch in _scan(path, version, predicate, None):
-        yield parquet_files.conform(batch, schema)
+        yield parquet.conform(batch, schema)
 
 
 def count_rows_outside(path: str, version: int, first: int, stop: int) -> int:
@@ -222,7 +230,7 @@ class DeltaLakeTable:
         """Yield the commits of exports, newest first."""
         for info in self._table.history(limit) if self._table is not None else ():
             if _COMMIT_KEY in info:
-                made = commits.decode_commit(info[_COMMIT_KEY], f"{self.path}, version {info['version']}")
+                made = interface.decode_commit(info[_COMMIT_KEY], f"{self.path}, version {info['version']}")
                 yield msgspec.structs.replace(made, number=info["version"])
 
     def commits(self) -> list[Commit]:
@@ -273,9 +281,9 @@ class DeltaLakeTable:
         return any(pa.record_batch(batch).num_rows for batch in self._table.deletion_vectors())
 
     def own_files(self) -> list[DataFile]:
-        committed = {file.name: file for file in commits.active_files(self.commits())}
+        committed = {file.name: file for file in interface.active_files(self.commits())}
         found = [
-            committed[name] if name in committed else parquet_files.data_file_from_footer(self._disk, self.path, name)
+            committed[name] if name in committed else parquet.data_file_from_footer(self._disk, self.path, name)
             for name in self.visible_files()
         ]
         return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
@@ -318,7 +326,7 @@ class DeltaLakeTable:
     def _check_still_valid(self, commit: Commit) -> None:
         """Raise if the commit is wrong for the present state of the table."""
         last = self.last_commit()
-        commits.check_continues(last, commit, self.path)
+        interface.check_continues(last, commit, self.path)
         if self._table is None:
             return
         gone = {*commit.removed, *commit.retired}.difference(self.visible_files())
@@ -342,7 +350,7 @@ class DeltaLakeTable:
 
     def _write(self, commit: Commit, actions: Sequence[AddAction | RemoveAction]) -> None:
         properties = CommitProperties(
-            custom_metadata={_COMMIT_KEY: commits.encode_commit(commit).decode()},
+            custom_metadata={_COMMIT_KEY: interface.encode_commit(commit).decode()},
             max_commit_retries=0,
             app_transactions=[Transaction(transaction_app_id(commit.topic, commit.epoch), commit.stop)],
         )

@@ -1,9 +1,9 @@
 """Backends of the source: where topics are read from.
 
-    interface      what planning and reading need of a backend, and the data sent to executors. Read this first
+    interface      what planning and reading need of a backend, and the data sent to executors; byte ranges of segment
+                   files, for servers and object stores. Read this first
     directory      a data directory, or a copy of one in an object store; read-only
     server         a server, over HTTP; commitlog: a segmented log of any codec
-    range_reader   byte ranges of segment files, for servers and object stores
 
 This module chooses the backend."""
 

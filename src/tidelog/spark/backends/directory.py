@@ -29,7 +29,7 @@ from tidelog.engine.segment import Segment as StoredSegment
 from tidelog.engine.segment_listing import SegmentFile
 from tidelog.errors import Corrupt, NotFound, Unavailable
 from tidelog.formats import segment_index
-from tidelog.spark.backends import range_reader
+from tidelog.spark.backends import interface
 from tidelog.spark.backends.interface import (
     BoolArray,
     ColumnSet,
@@ -172,7 +172,7 @@ class DirectoryBackend:
         at, label = read_range.first, files.path(file.base, "")
         fetch = partial(_fetch_range, self._disk, label)
         try:
-            for chunk, until in range_reader.read_segment_ranges(fetch, label, read_range, file, verify=verify):
+            for chunk, until in interface.read_segment_ranges(fetch, label, read_range, file, verify=verify):
                 yield chunk
                 at = until
         except NotFound:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from tidelog.engine import Counts
 from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import segment_index
-from tidelog.spark.backends import range_reader
+from tidelog.spark.backends import interface
 from tidelog.spark.backends.interface import (
+    INDEX_BLOCK_ENTRIES,
     BoolArray,
     ColumnSet,
     InlineRecords,
@@ -34,7 +35,6 @@ from tidelog.spark.backends.interface import (
     decode_deletions,
     estimate_bytes,
 )
-from tidelog.spark.backends.range_reader import INDEX_BLOCK_ENTRIES
 from tidelog.spark.groups import ServerGroups
 from tidelog.spark.http_client import ServerHttpClient, ServerUnreachable, connection_error, quote_name
 from tidelog.spark.options import IS_JSON
@@ -179,9 +179,7 @@ class ServerBackend:
             return self._http.get_range(f"{where}/{kind}", lo, hi)
 
         try:
-            for found, until in range_reader.read_segment_ranges(
-                fetch, where, read_range, read_range.file, verify=verify
-            ):
+            for found, until in interface.read_segment_ranges(fetch, where, read_range, read_range.file, verify=verify):
                 yield found
                 at = until
         except NotFound:
