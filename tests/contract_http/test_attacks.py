@@ -139,7 +139,9 @@ def attacked_by_windows(folder: Path, *, streams: int, window: int, growth_bytes
             open_streams = min(streams, 256)
             for raw in raws:
                 found = resets(raw, open_streams)
-                assert set(found.values()) == {8}, "CANCEL"
+                assert set(found.values()) == {8}, (
+                    f"not only CANCEL; the log of the server ends with: {server.log[-4000:]}"
+                )
                 assert len(found) == open_streams
             assert api.write("other", -1)["head_seq"] == 21
             # Refusals of streams past the bound are answers too, and are not read either.
