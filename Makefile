@@ -37,8 +37,9 @@ $(READY): pyproject.toml hatch_build.py src/tidelog/_native.pyx src/tidelog/http
 demo: $(READY) ## a guided tour on real files, up to a shop with a million orders on Spark
 	@$(RUN) -m examples.demo
 
+# Three workers on two cores: many tests wait for a sync, a process or Java.
 test: $(READY) ## the whole test suite
-	@$(RUN) -m pytest -n 2 --dist worksteal -m "not sweep and not cluster"
+	@$(RUN) -m pytest -n 3 --dist worksteal -m "not sweep and not cluster"
 
 check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-MEMORY_LIMIT_MIB: Final = 1_280
+MEMORY_LIMIT_MIB: Final = 1_024
 """A test process that ever has more than this fails the run. Processes that tests start do not count."""
 
 GROWTH_SHOWN_MIB: Final = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -41,6 +42,7 @@ def walks(text: str) -> dict[str, list[Step]]:
     return found
 
 
+@cache
 def definitions(source: str) -> set[str]:
     """Functions, classes and methods, by qualified name."""
     found: set[str] = set()

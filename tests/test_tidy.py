@@ -164,9 +164,10 @@ class _Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def uses(source: str) -> list[Use]:
+@cache
+def uses(source: str) -> tuple[Use, ...]:
     """Everything from outside that a module names, imports under other names resolved."""
-    return sorted(set(_Uses(ast.parse(source)).found))
+    return tuple(sorted(set(_Uses(ast.parse(source)).found)))
 
 
 @cache

@@ -32,7 +32,7 @@ def test_large():
 
 def run(folder: Path, limit_mib: int, *args: str) -> subprocess.CompletedProcess[str]:
     text, found = re.subn(
-        r"MEMORY_LIMIT_MIB: Final = 1_280", f"MEMORY_LIMIT_MIB: Final = {limit_mib}", CONFTEST.read_text()
+        r"MEMORY_LIMIT_MIB: Final = 1_024", f"MEMORY_LIMIT_MIB: Final = {limit_mib}", CONFTEST.read_text()
     )
     assert found == 1
     (folder / "conftest.py").write_text(text)
