@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 from tests.frames import FrameReader, encode_batch, record_kinds
 
+from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch, control_frames, frame, scan, sealed_segment, segment_index, small_files, tag_index
 from tidelog.formats.control_frames import Match, MatchOp, TopicMark
@@ -34,6 +35,14 @@ TS = 1_700_000_000_000
 FOLDER = Path(__file__).parent / "tide"
 MANIFEST: list[dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text())["vectors"]
 GOLDEN = {row["name"]: bytes.fromhex("".join((FOLDER / f"{row['name']}.hex").read_text().split())) for row in MANIFEST}
+
+
+REWRITTEN_SEGMENT = SegmentRow(1, 10, 300, 3, 42, TS, TS + 8, True, generation=2, removed=6)
+REWRITTEN = Manifest(
+    (TopicRow(7, "events", b"{}", 9, 9, 1, 0, 0, TS + 8, (REWRITTEN_SEGMENT,)),),
+    (GroupRow("", 3, 128),),
+    next_topic_id=8,
+)
 
 
 class Meta(msgspec.Struct):
@@ -396,6 +405,11 @@ VECTORS: dict[str, Vector] = {
         Meta({"events": 2, "orders": 10}, 11),
         lambda: small_files.encode_snapshot(Meta({"events": 2, "orders": 10}, 11)),
         lambda buf: small_files.decode_snapshot(Meta, buf),
+    ),
+    "snapshot_rewritten": Vector(
+        REWRITTEN,
+        lambda: small_files.encode_snapshot(REWRITTEN, version=101),
+        lambda buf: small_files.decode_snapshot(Manifest, buf),
     ),
     "snapshot_header": Vector(
         b"\x00",

@@ -77,10 +77,10 @@ class Probe:
         return looked
 
     def _read(self, read: Callable[..., bytes]) -> Callable[..., bytes]:
-        def probed(home: SegmentFiles, base: int, suffix: str, lo: int, hi: int) -> bytes:
+        def probed(home: SegmentFiles, base: int, generation: int, suffix: str, lo: int, hi: int) -> bytes:
             self.locked_reads += self.core.lock.locked()
             self.read_bytes += hi - lo
-            return read(home, base, suffix, lo, hi)
+            return read(home, base, generation, suffix, lo, hi)
 
         return probed
 

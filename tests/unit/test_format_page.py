@@ -440,7 +440,7 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"shorter than {small_files.FILE_HEADER_BYTES} bytes",
         f"the file has {small_files.FILE_HEADER_BYTES} + body_len bytes",
         f"a version below {small_files.SNAPSHOT_VERSION},",
-        f"A version above {small_files.SNAPSHOT_VERSION} is `NewerFormat`",
+        f"A version above {small_files.SNAPSHOT_VERSION_NEWEST} is `NewerFormat`",
         f"A CheckpointMark of a version above {control_frames.CHECKPOINT_VERSION} is `NewerFormat`",
         f"a CheckpointMark of exactly {control_frames._BARRIER_BYTES} bytes",
         f"of the data only, at most {spaced(rustlog.RECORD_BYTES_MAX)}",

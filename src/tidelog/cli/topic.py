@@ -162,6 +162,7 @@ def _segment_fields(row: SegmentRow) -> dict[str, Any]:
         "first_seq": row.base,
         "last_seq": row.stop - 1,
         "sealed": row.sealed,
+        "generation": row.generation,
         "data_bytes": row.size,
         "live": row.live,
         "first_ts": format_time(row.first_ts * 1000),

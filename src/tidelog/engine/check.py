@@ -35,9 +35,9 @@ from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
 from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
-from tidelog.engine.segment import CODEC, SEGMENT_FILE_PATTERN
+from tidelog.engine.segment import CODEC, format_file_name, parse_file_name
 from tidelog.engine.startup import QUARANTINE_DIR, open_directory
-from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, encode_tag_index
+from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, SegmentKey, encode_tag_index
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from tidelog.formats import frame, scan, sealed_segment, segment_index, tag_index
 from tidelog.formats import small_files as snapshot
@@ -86,7 +86,7 @@ class CheckTask(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    findings: tuple[tuple[Finding, tuple[int, int] | None], ...]  # with topic and base, for a segment
+    findings: tuple[tuple[Finding, SegmentKey | None], ...]  # with its segment, for a finding of one
     segments: int = 0
     frames: int = 0
     bytes: int = 0
@@ -98,11 +98,12 @@ def run_check_task(task: CheckTask, *, disk: Disk | None = None) -> CheckResult:
     disk = disk or PosixDisk()
     if task.shard is not None:
         return ShardCheck(disk, task.path, task.shard).run()
-    results: list[tuple[Finding, tuple[int, int] | None]] = []
+    results: list[tuple[Finding, SegmentKey | None]] = []
     for topic, row in task.segments:
         findings = SegmentCheck(disk, topic_directory(task.path, topic.id), topic, row).findings()
         results += [
-            (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base)) for finding in findings
+            (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base, row.generation))
+            for finding in findings
         ]
     return CheckResult(tuple(results), len(task.segments), 0, sum(row.size for _, row in task.segments))
 
@@ -175,7 +176,7 @@ class DirectoryCheck:
         self._dropped_topics |= result.dropped
         self.segments, self.frames = self.segments + result.segments, self.frames + result.frames
         self.bytes += result.bytes
-        removed: dict[tuple[int, int], bool] = {}
+        removed: dict[SegmentKey, bool] = {}
         for finding, segment in result.findings:
             if segment is not None and segment not in removed:
                 damaged = any(each.damage for each, of in result.findings if of == segment)
@@ -183,11 +184,11 @@ class DirectoryCheck:
             if segment is None or not removed[segment]:
                 yield finding
 
-    def _was_removed(self, topic_id: int, base: int) -> bool:
-        """Whether a writer has removed a segment, or its topic, since the check began."""
+    def _was_removed(self, topic_id: int, base: int, generation: int) -> bool:
+        """Whether a writer has removed or rewritten a segment, or removed its topic, since the check began."""
         loaded, _ = _load_manifests(self._disk, self._root)
         rows = {row.id: row.segments for row in loaded.manifest.topics}
-        if base not in {segment.base for segment in rows.get(topic_id, ())}:
+        if (base, generation) not in {(segment.base, segment.generation) for segment in rows.get(topic_id, ())}:
             return True
         for key in paths.list_shard_keys(self._disk, self._wal):
             self._dropped_topics |= ShardCheck(self._disk, self._root, key).run().dropped
@@ -198,12 +199,17 @@ class DirectoryCheck:
 
     def _find_leftovers(self, loaded: LoadedManifest) -> Iterator[Finding]:
         manifests = [loaded.manifest, *([loaded.before] if loaded.before is not None else [])]
-        named = {(f"{topic.id:08X}", row.base) for each in manifests for topic in each.topics for row in topic.segments}
+        named = {
+            (f"{topic.id:08X}", row.base, row.generation)
+            for each in manifests
+            for topic in each.topics
+            for row in topic.segments
+        }
         # Without a snapshot it is unknown which files are left over.
         for topic in self._list_dir(join(self._root, TOPICS_DIR)) if loaded.number else ():
             for file in self._list_dir(join(join(self._root, TOPICS_DIR), topic)):
-                match = SEGMENT_FILE_PATTERN.fullmatch(file)
-                if match is not None and (match[3] or (topic, int(match[1])) not in named):
+                parsed = parse_file_name(file)
+                if parsed and (parsed.is_temporary or (topic, parsed.base, parsed.generation) not in named):
                     reason = f"no snapshot names it: {_UNFINISHED_CHECKPOINT}"
                     yield Finding("leftover", join(join(TOPICS_DIR, topic), file), None, reason, False)
         for name in self._list_dir(join(self._root, QUARANTINE_DIR)):
@@ -404,7 +410,7 @@ class SegmentCheck:
     def __init__(self, disk: Disk, directory: str, topic: TopicRow, row: SegmentRow) -> None:
         self._disk, self._stem, self._topic, self._row = (
             disk,
-            join(directory, CODEC.name_format.format(row.base)),
+            join(directory, format_file_name(row.base, row.generation, "")),
             topic,
             row,
         )

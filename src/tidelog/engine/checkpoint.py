@@ -120,7 +120,11 @@ def run_checkpoint(
         rows.append(row)
         routers += topic.forwarder_snapshot.routers if topic.forwarder_snapshot else ()
         files = context.segment_files(topic.id)
-        files_to_remove += [files.path(base, suffix) for base in topic.dropped_segments for suffix in SEGMENT_SUFFIXES]
+        files_to_remove += [
+            files.path(base, generation, suffix)
+            for base, generation in topic.dropped_segments
+            for suffix in SEGMENT_SUFFIXES
+        ]
         written.append(topic)
     if failed and not written:
         return failed
@@ -299,12 +303,12 @@ def _find_broken_segment(topic: TopicState) -> tuple[Segment, str] | None:
             return segment, error.reason
         sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * segment_index.ENTRY_BYTES}
     for suffix, size in sizes.items():
-        stat = topic.context.disk.stat(segment.files.path(segment.base, suffix))
+        stat = topic.context.disk.stat(segment.path(suffix))
         if stat is None or stat.size < size:
             actual = f"it has {stat.size} bytes" if stat else "the file is missing"
             if suffix == ".idx" and segment.rebuild_index():  # from verified frames
-                replace_file(segment.files.disk, segment.files.path(segment.base, ".idx"), segment.rebuilt_index or b"")
-                segment.files.unmap(segment.base)
+                replace_file(segment.files.disk, segment.path(".idx"), segment.rebuilt_index or b"")
+                segment.unmap()
                 continue
             return segment, f"{suffix}: {actual}, {size} were written"
     if has_deletions and not segment.has_unsaved_deletions and not _deletions_readable(segment):
@@ -315,7 +319,7 @@ def _find_broken_segment(topic: TopicState) -> tuple[Segment, str] | None:
 def _deletions_readable(segment: Segment) -> bool:
     """Whether the `.del` file reads. Its content was checked when it was loaded."""
     try:
-        content = segment.files.read_side_file(segment.base, ".del")
+        content = segment.read_side_file(".del")
         return content is not None and sealed_segment.decode_deletion_vector(content).base == segment.base
     except (Corrupt, NewerFormat):
         return False
@@ -325,7 +329,7 @@ def _detach_broken_segment(topic: TopicState, segment: Segment, reason: str) -> 
     """Start another segment after a damaged one: its files are the only evidence and stay unchanged, and the topic
     continues. With the lock held."""
     segment.is_sealed = segment.lacks_footer = True
-    topic.report_corruption(segment.files.path(segment.base, ".data"), f"{reason}; it was sealed without a footer")
+    topic.report_corruption(segment.path(".data"), f"{reason}; it was sealed without a footer")
     origin, base = 0, 0
     for part in topic.index.parts:
         if isinstance(part, MemTable) and part.segment == segment.base:
@@ -355,7 +359,8 @@ def _plan_segment_writes(topic: TopicState, pause: Callable[[], object]) -> list
 
 
 class SegmentWriter:
-    """Writes the memtables of one segment to its files: `write`, `seal` if it is complete, then `adopt`."""
+    """Writes the memtables of one segment to its files: `write`, `seal` if it is complete, then `adopt`. A segment that
+    still grows was never rewritten, so its files are those of generation 0."""
 
     def __init__(
         self,
@@ -391,7 +396,7 @@ class SegmentWriter:
             index.close()
 
     def _open(self, suffix: str) -> File:
-        disk, path = self._files.disk, self._files.path(self.base, suffix)
+        disk, path = self._files.disk, self._files.path(self.base, 0, suffix)
         return disk.open(path, "create" if disk.stat(path) is None else "write")
 
     def _copy(self, memtable: MemTable, data: File) -> None:
@@ -417,28 +422,28 @@ class SegmentWriter:
         if self.segment is not None and self.segment.lacks_footer:
             return
         size, stop = self._end()
-        files.truncate(base, size, stop - base, sync=True)
-        files.unmap(base)
-        data, entries = files.open(base)
+        files.truncate(base, 0, size, stop - base, sync=True)
+        files.unmap(base, 0)
+        data, entries = files.open(base, 0)
         content = data.fetch(0, size)
         fault = "it is shorter than what was written" if len(content) < size else None
         fault = fault or self._find_unverified(stop, content, entries)
         if fault is not None:
             rebuilt = self._rebuild_index(stop, content)
             if rebuilt is None:
-                if remove_if_exists(files.disk, files.path(base, ".foot")):
+                if remove_if_exists(files.disk, files.path(base, 0, ".foot")):
                     files.disk.sync_dir(files.directory)
                 self._topic.report_corruption(
-                    files.path(base, ".data"), f"{fault}; the segment was sealed without a footer"
+                    files.path(base, 0, ".data"), f"{fault}; the segment was sealed without a footer"
                 )
                 self._lacks_footer = True
                 return
-            replace_file(files.disk, files.path(base, ".idx"), rebuilt)  # only the index was wrong
-            files.unmap(base)
+            replace_file(files.disk, files.path(base, 0, ".idx"), rebuilt)  # only the index was wrong
+            files.unmap(base, 0)
             entries = rebuilt
         foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=base))
         self._write_tag_index(stop, content, entries, foot)
-        replace_file(files.disk, files.path(base, ".foot"), foot)
+        replace_file(files.disk, files.path(base, 0, ".foot"), foot)
         self._pause()
 
     def _end(self) -> tuple[int, int]:
@@ -492,17 +497,17 @@ class SegmentWriter:
             return
         scanned = scan.scan_records(data, above=self.base - 1)
         if scanned.end == len(data) and len(scanned.rows) == stop - self.base:
-            write_tag_index(self._files, self.base, foot, scanned.rows)
+            write_tag_index(self._files, self.base, 0, foot, scanned.rows)
 
     def undo(self) -> None:
         """Free the space of partial copies: no manifest names them."""
         files, segment = self._files, self.segment
-        files.unmap(self.base)
+        files.unmap(self.base, 0)
         with suppress(OSError):
             for suffix in (".foot", ".tag") if segment is not None else (".foot", ".tag", ".idx", ".data"):
-                remove_if_exists(files.disk, files.path(self.base, suffix))
+                remove_if_exists(files.disk, files.path(self.base, 0, suffix))
             if segment is not None:
-                files.truncate(self.base, segment.size, segment.stop - segment.base, sync=False)
+                files.truncate(self.base, 0, segment.size, segment.stop - segment.base, sync=False)
 
     def adopt(self) -> None:
         """Replace the memtables by the segment that has their records now. With the lock held."""
@@ -518,13 +523,13 @@ class SegmentWriter:
                 index.parts.remove(memtable)
         segment.is_sealed = segment.is_sealed or self.is_complete
         segment.lacks_footer = segment.lacks_footer or self._lacks_footer
-        self._files.unmap(self.base)
+        self._files.unmap(self.base, 0)
 
 
 def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
     """Return the row of a topic, its deletion vectors written. Segments that it no longer needs are in
     `dropped_segments` until a manifest without them is saved."""
-    files, index = topic.context.segment_files(topic.id), topic.index
+    index = topic.index
     with topic.lock:
         obsolete = index.obsolete_segments()
         dropped = [
@@ -534,7 +539,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             and (isinstance(part, MemTable) or part.is_sealed)
         ]
         index.drop_parts(dropped)
-        topic.dropped_segments += [part.base for part in dropped if isinstance(part, Segment)]
+        topic.dropped_segments += [(part.base, part.generation) for part in dropped if isinstance(part, Segment)]
         segments = [part for part in index.parts if isinstance(part, Segment)]
         vectors = [(segment, segment.encode_deletions()) for segment in segments if segment.has_unsaved_deletions]
         for segment, _ in vectors:
@@ -582,14 +587,14 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             topic.shard.check_writable()
             topic.context.gap_log.flush_durably()
         for segment, content in vectors:
-            replace_file(topic.context.disk, files.path(segment.base, ".del"), content)
+            replace_file(topic.context.disk, segment.path(".del"), content)
     except BaseException:
         with topic.lock:
             for segment, _ in vectors:
                 segment.has_unsaved_deletions = True
         raise
     for segment in (part for part in dropped if isinstance(part, Segment)):
-        files.unmap(segment.base)
+        segment.unmap()
         topic.context.tag_cache.drop(topic.id, segment.base)
     return row
 

@@ -164,17 +164,22 @@ class _TagSearch:
             if self._rounds and stop - self._searched_to <= _LOCKED_SEARCH_RECORDS_MAX:
                 return False
             parts = index.parts.copy()  # slicing would take longer under the lock
-        for part, lo, hi in _slices(parts, first, stop):
-            try:
-                seqs = search_part(topic, part, lo, hi, self._match)
-                self._found.append(_with_sizes(topic, part, seqs))
-            except Corrupt:
-                with topic.lock:
-                    if part in topic.index.parts and not topic.is_dropped:
-                        raise
-                # Evicted or dropped during the search: none of its records is left.
+        for found in _slices(parts, first, stop):
+            self._search(found)
         self._searched_to, self._rounds = max(stop, self._searched_to), self._rounds + 1
         return self._rounds < _SEARCH_ROUNDS_MAX
+
+    def _search(self, found: Slice) -> None:
+        topic, (part, lo, hi) = self._topic, found
+        try:
+            seqs = search_part(topic, part, lo, hi, self._match)
+            self._found.append(_with_sizes(topic, part, seqs))
+        except Corrupt:
+            current = _current_slices(topic, found)
+            if current is None:
+                raise
+            for each in current:
+                self._search(each)
 
     def finish(self) -> tuple[MatchedRecords, int]:
         """Return all matches and the bound of the delete. With the lock held."""
@@ -198,6 +203,17 @@ def _slices(parts: Sequence[Segment | MemTable], first: int, stop: int) -> Itera
         lo, hi = max(part.base, first), min(part.stop, next_base, stop)
         if lo < hi:
             yield Slice(part, lo, hi)
+
+
+def _current_slices(topic: TopicState, unreadable: Slice) -> list[Slice] | None:
+    """Return the slices that have these seqs now, where a rewrite replaced their part or an eviction or a drop removed
+    it. None where it is still in use: it is damaged."""
+    with topic.lock:
+        if topic.is_dropped:
+            return []
+        if unreadable.part in topic.index.parts:
+            return None
+        return list(topic.index.slices(unreadable.first, unreadable.stop))
 
 
 def _sizes(part: Part, seqs: Ints) -> Callable[[], Ints]:
@@ -279,9 +295,13 @@ def find_by_tag(topic: TopicState, match: Match, first: int, stop: int) -> Ints:
         parts = topic.index.parts.copy()
         first = max(first, topic.index.earliest)
     found = [np.zeros(0, np.int64)]
-    for part, lo, hi in _slices(parts, first, stop):
-        with suppress(Corrupt):
+    pending = list(_slices(parts, first, stop))
+    while pending:
+        part, lo, hi = current = pending.pop(0)
+        try:
             found.append(search_part(topic, part, lo, hi, match))
+        except Corrupt:
+            pending = [*(_current_slices(topic, current) or ()), *pending]
     return np.concatenate(found)
 
 

@@ -37,6 +37,8 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
     last_ts: int
     sealed: bool
     unproven: bool = False  # sealed without a footer, because not all of its frames verified
+    generation: int = 0  # of its files: how often it was rewritten
+    removed: int = 0  # deleted records whose bytes a rewrite removed
 
 
 class LeaseRow(msgspec.Struct, array_like=True, frozen=True):
@@ -191,7 +193,14 @@ def load_number(disk: Disk, root: str, number: int) -> Manifest:
 
 def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
     """Make this the newest snapshot; it survives a power cut on return."""
-    replace_file(disk, manifest_path(root, number), small_files.encode_snapshot(manifest))
+    replace_file(disk, manifest_path(root, number), small_files.encode_snapshot(manifest, version=_version(manifest)))
+
+
+def _version(manifest: Manifest) -> int:
+    """Return the lowest version of the format that can say this: a reader that does not know generations would look for
+    files that are gone."""
+    is_rewritten = any(segment.generation for topic in manifest.topics for segment in topic.segments)
+    return small_files.SNAPSHOT_VERSION_NEWEST if is_rewritten else small_files.SNAPSHOT_VERSION
 
 
 def prune(disk: Disk, root: str) -> None:

@@ -415,7 +415,7 @@ def _reload_if_removed(topic: TopicState, part: Part) -> bool:
     reload, disk = topic.context.reload_topics, topic.context.disk
     if reload is None or not isinstance(part, Segment):
         return False
-    if all(disk.stat(part.files.path(part.base, suffix)) is not None for suffix in (".data", ".idx")):
+    if all(disk.stat(part.path(suffix)) is not None for suffix in (".data", ".idx")):
         return False
     _adopt_reloaded(topic, reload())
     return True

@@ -653,8 +653,8 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
         index.parts.append(part)
         problems = _check_segment_files(context.disk, part)
         if segment.unproven and not problems:
-            problems = [f"{files.path(part.base, '.data')} was sealed without a footer: not all of its frames verify"]
-        missing += [MissingBytes(topic, files.path(part.base, ".data"), problem) for problem in problems]
+            problems = [f"{part.path('.data')} was sealed without a footer: not all of its frames verify"]
+        missing += [MissingBytes(topic, part.path(".data"), problem) for problem in problems]
         topic.damage += problems
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.watermarks = Watermarks(row.cap_mark, row.ttl_mark, row.source_mark)
@@ -683,8 +683,8 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
 
 def _check_segment_files(disk: Disk, part: Segment) -> list[str]:
     """Check the file sizes of a segment and return what is missing. A lost index is rebuilt from the data."""
-    data, index = (disk.stat(part.files.path(part.base, suffix)) for suffix in (".data", ".idx"))
-    path = part.files.path(part.base, ".data")
+    data, index = (disk.stat(part.path(suffix)) for suffix in (".data", ".idx"))
+    path = part.path(".data")
     if data is None or data.size < part.size:
         return [f"{path} has {data.size if data else 0} bytes, the manifest says {part.size}"]
     if index is None or index.size < (part.stop - part.base) * segment_index.ENTRY_BYTES:

@@ -40,8 +40,30 @@ if TYPE_CHECKING:
 CODEC: Final = TideCodec(LogConfig())
 T = TypeVar("T")
 SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".del")  # data first: without it there is no segment
-SEGMENT_FILE_PATTERN: Final = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?")
+_FILE_NAME_PATTERN: Final = re.compile(
+    r"seg-(\d{16,20})(?:\.g([1-9]\d{0,8}))?(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?"
+)
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+class SegmentFileName(NamedTuple):
+    """The parts of a segment file's name."""
+
+    base: int
+    generation: int
+    suffix: str
+    is_temporary: bool
+
+
+def format_file_name(base: int, generation: int, suffix: str) -> str:
+    """Return the name of a segment file. Generation 0 is not in the name."""
+    return f"{CODEC.name_format.format(base)}{f'.g{generation}' if generation else ''}{suffix}"
+
+
+def parse_file_name(name: str) -> SegmentFileName | None:
+    """Return the parts of a segment file's name; None if it is the name of another file."""
+    match = _FILE_NAME_PATTERN.fullmatch(name)
+    return match and SegmentFileName(int(match[1]), int(match[2] or 0), match[3], match[4] is not None)
 
 
 class MmapCache:
@@ -94,29 +116,30 @@ def _read_range(lo: int, hi: int, disk: Disk, path: str) -> bytes:
 
 
 class SegmentFiles:
-    """Paths and mappings of the segment files of one topic."""
+    """Paths and mappings of the segment files of one topic. A rewrite gives a segment files of a new generation beside
+    the old ones, so every file is named by the base and the generation of its segment."""
 
     def __init__(self, disk: Disk, directory: str, topic_id: int, maps: MmapCache) -> None:
         self.disk, self.directory, self.topic_id, self._maps = disk, directory, topic_id, maps
 
-    def path(self, base: int, suffix: str) -> str:
-        return join(self.directory, f"{CODEC.name_format.format(base)}{suffix}")
+    def path(self, base: int, generation: int, suffix: str) -> str:
+        return join(self.directory, format_file_name(base, generation, suffix))
 
-    def open(self, base: int) -> tuple[MmapReader, Buffer]:
+    def open(self, base: int, generation: int) -> tuple[MmapReader, Buffer]:
         """Return the mapped data and index of a segment; a missing file reads as an empty one."""
-        return self._maps.get(self._key(base), lambda: self._open(base))
+        return self._maps.get(self._key(base, generation), lambda: self._open(base, generation))
 
-    def is_mapped(self, base: int) -> bool:
+    def is_mapped(self, base: int, generation: int) -> bool:
         """Whether `open` needs no disk access."""
-        return self.get_mapped(base) is not None
+        return self.get_mapped(base, generation) is not None
 
-    def get_mapped(self, base: int) -> tuple[MmapReader, Buffer] | None:
+    def get_mapped(self, base: int, generation: int) -> tuple[MmapReader, Buffer] | None:
         """`open`, if it needs no disk access."""
-        return self._maps.get_mapped(self._key(base))
+        return self._maps.get_mapped(self._key(base, generation))
 
-    def _open(self, base: int) -> tuple[MmapReader, Buffer]:
-        index = self._read_or_raise(self.path(base, ".idx"), map_file) or b""
-        path = self.path(base, ".data")
+    def _open(self, base: int, generation: int) -> tuple[MmapReader, Buffer]:
+        index = self._read_or_raise(self.path(base, generation, ".idx"), map_file) or b""
+        path = self.path(base, generation, ".data")
         if getattr(self.disk, "fetches", False):  # fetch byte ranges instead of mapping the file
             stat = self.disk.stat(path)
             return RemoteFile(
@@ -125,13 +148,13 @@ class SegmentFiles:
         data = self._read_or_raise(path, map_file)
         return MmapReader(data or memoryview(b"")), index
 
-    def read_range(self, base: int, suffix: str, lo: int, hi: int) -> bytes:
+    def read_range(self, base: int, generation: int, suffix: str, lo: int, hi: int) -> bytes:
         """Read bytes [lo, hi) of a file beside the data."""
-        return self._read_or_raise(self.path(base, suffix), partial(_read_range, lo, hi))
+        return self._read_or_raise(self.path(base, generation, suffix), partial(_read_range, lo, hi))
 
-    def read_side_file(self, base: int, suffix: str) -> bytes | None:
+    def read_side_file(self, base: int, generation: int, suffix: str) -> bytes | None:
         """Read a small file beside the data; None if there is none."""
-        return self._read_or_raise(self.path(base, suffix), read_file)
+        return self._read_or_raise(self.path(base, generation, suffix), read_file)
 
     def _read_or_raise(self, path: str, read: Callable[[Disk, str], T]) -> T:
         try:
@@ -141,10 +164,10 @@ class SegmentFiles:
             kind = Unavailable if error.errno in _NO_DESCRIPTORS else Damaged
             raise kind(f"{path} cannot be read: {error}; nothing was changed, {step}") from error
 
-    def truncate(self, base: int, data_bytes: int, records: int, *, sync: bool) -> None:
+    def truncate(self, base: int, generation: int, data_bytes: int, records: int, *, sync: bool) -> None:
         """Truncate data and index of a segment to these lengths if they are longer."""
         for suffix, size in ((".data", data_bytes), (".idx", records * segment_index.ENTRY_BYTES)):
-            path = self.path(base, suffix)
+            path = self.path(base, generation, suffix)
             stat = self.disk.stat(path)
             if stat is None or stat.size <= size:
                 continue
@@ -156,11 +179,11 @@ class SegmentFiles:
             finally:
                 file.close()
 
-    def unmap(self, base: int) -> None:
-        self._maps.drop(self._key(base))
+    def unmap(self, base: int, generation: int) -> None:
+        self._maps.drop(self._key(base, generation))
 
-    def _key(self, base: int) -> int:
-        return self.topic_id << 64 | base
+    def _key(self, base: int, generation: int) -> int:
+        return (self.topic_id << 32 | generation) << 64 | base
 
 
 BoolArray = NDArray[np.bool_]
@@ -408,8 +431,11 @@ class Segment:
         last_ts: int = 0,
         sealed: bool = False,
         unproven: bool = False,
+        generation: int = 0,
+        removed: int = 0,
     ) -> None:
         self.files, self.base, self.stop, self.size = files, base, stop, size
+        self.generation, self.removed = generation, removed
         self.live_records, self.live_bytes = live, live_bytes
         self.first_ts, self.last_ts, self.is_sealed = first_ts, last_ts, sealed
         self.lacks_footer = unproven  # sealed without a footer: not all of its frames verified
@@ -438,18 +464,43 @@ class Segment:
             last_ts=row.last_ts,
             sealed=row.sealed,
             unproven=row.unproven,
+            generation=row.generation,
+            removed=row.removed,
         )
 
     def to_row(self) -> SegmentRow:
-        sizes = self.size, self.live_records, self.live_bytes
-        return SegmentRow(self.base, self.stop, *sizes, self.first_ts, self.last_ts, self.is_sealed, self.lacks_footer)
+        return SegmentRow(
+            self.base,
+            self.stop,
+            self.size,
+            self.live_records,
+            self.live_bytes,
+            self.first_ts,
+            self.last_ts,
+            self.is_sealed,
+            self.lacks_footer,
+            self.generation,
+            self.removed,
+        )
+
+    def path(self, suffix: str) -> str:
+        """Return the path of one of its files."""
+        return self.files.path(self.base, self.generation, suffix)
+
+    def read_side_file(self, suffix: str) -> bytes | None:
+        """Read a small file beside its data; None if there is none."""
+        return self.files.read_side_file(self.base, self.generation, suffix)
+
+    def unmap(self) -> None:
+        """Forget the mapping of its files: they have changed."""
+        self.files.unmap(self.base, self.generation)
 
     def shape(self) -> SegmentContent:
-        data, index = self.files.open(self.base)
+        data, index = self.files.open(self.base, self.generation)
         if self.rebuilt_index is not None:
             index = self.rebuilt_index
         if self.is_sealed and self._footer_bytes is None and not self.lacks_footer:
-            self._footer_bytes = self.files.read_side_file(self.base, ".foot")
+            self._footer_bytes = self.read_side_file(".foot")
         index = memoryview(index)[: (self.stop - self.base) * segment_index.ENTRY_BYTES]
         foot = self._footer_bytes if self.is_sealed else None
         return SegmentContent(
@@ -474,13 +525,13 @@ class Segment:
 
     def skip_verification(self) -> None:
         """Trust its sealed bytes without checksums, for a reader that asks for that."""
-        foot = self.files.read_side_file(self.base, ".foot") if self.is_sealed else None
+        foot = self.read_side_file(".foot") if self.is_sealed else None
         if foot is not None:
             self._verified_chunks |= {CODEC.INDEX_VERIFIED, *range(len(sealed_segment.decode_footer(foot).chunks))}
 
     def rebuild_index(self) -> bool:
         """Rebuild the index from the data, in memory; False if the data is incomplete."""
-        data, _ = self.files.open(self.base)
+        data, _ = self.files.open(self.base, self.generation)
         scanned = scan.scan_records(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
         if scanned.end != self.size or len(scanned.rows) != self.stop - self.base:
             return False
@@ -490,7 +541,7 @@ class Segment:
     def entries(self) -> NDArray[np.void]:
         entries = CODEC.read_index(self.shape())
         if len(entries) < self.stop - self.base:
-            path = self.files.path(self.base, ".idx")
+            path = self.path(".idx")
             raise Corrupt(
                 path, pos=len(entries) * segment_index.ENTRY_BYTES, reason="the index is shorter than its segment"
             )
@@ -505,8 +556,8 @@ class Segment:
 
     def deleted_mask(self) -> BoolArray | None:
         if not self._deletions_loaded:
-            path = self.files.path(self.base, ".del")
-            content = self.files.read_side_file(self.base, ".del")
+            path = self.path(".del")
+            content = self.read_side_file(".del")
             count, mask, deleted_count = self.stop - self.base, None, 0
             if content is not None:
                 mask = DeletionBitmap()
@@ -570,7 +621,7 @@ class Segment:
             self.live_bytes + memtable.live_bytes,
         )
         self.stop, self.size, self.last_ts = memtable.stop, self.size + memtable.size, memtable.last_ts
-        self.files.unmap(self.base)
+        self.unmap()
 
     def is_resident(self, first: int, stop: int, bytes_max: int) -> bool:
         """Whether these seqs can be read without blocking: sealed, mapped, verified, none deleted, small, and in memory
@@ -580,7 +631,12 @@ class Segment:
             self.is_sealed and self._deletions_loaded and self._footer_bytes is not None and self.rebuilt_index is None
         )
         is_dense = self.live_records == self.stop - self.base
-        if not is_loaded or not is_dense or entries_bytes > RESIDENT_READ_BYTES_MAX or not files.is_mapped(self.base):
+        if (
+            not is_loaded
+            or not is_dense
+            or entries_bytes > RESIDENT_READ_BYTES_MAX
+            or not files.is_mapped(self.base, self.generation)
+        ):
             return False
         shape = self.shape()
         window = None if self._frame_offsets is None else self._frame_offsets.byte_range(first, stop, bytes_max)
@@ -613,7 +669,7 @@ class Segment:
         deleted = self.deleted_mask()
         if deleted is not None and deleted[first - self.base : stop - self.base].any():
             return None
-        mapped = self.files.get_mapped(self.base)
+        mapped = self.files.get_mapped(self.base, self.generation)
         if mapped is not None and self._frame_offsets is not None:
             window = self._frame_offsets.byte_range(first, stop, bytes_max)
             if window is not None and self._is_verified(min(mapped[0].size, self.size), *window):

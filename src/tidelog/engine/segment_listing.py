@@ -70,6 +70,7 @@ class SegmentFile:
     """A segment at the time of its listing."""
 
     base: int
+    generation: int  # of its files
     stop: int
     sealed: bool
     size: int  # bytes of data
@@ -88,12 +89,12 @@ class SegmentFile:
     def content(self, kind: FileKind) -> Buffer | None:
         """Return the bytes of a file, valid as long as they are referenced; None if there is no such file. Raises
         NotFound if the segment was removed since it was listed."""
-        files, segment = self._segment.files, self._segment
+        segment = self._segment
         if kind == "del":
             return None if self._deleted is None else encode_deletions(self.base, self.records, self._deleted)
         if kind == "foot":
-            return files.read_side_file(self.base, ".foot") if self.sealed else None
-        data, index = files.open(self.base)
+            return segment.read_side_file(".foot") if self.sealed else None
+        data, index = segment.files.open(self.base, self.generation)
         if kind == "data":
             return self._check_length(kind, data.fetch(0, self.size), self.size)
         size = self.records * segment_index.ENTRY_BYTES
@@ -103,7 +104,7 @@ class SegmentFile:
             and data.size >= self.size
             and not segment.rebuild_index()
         ):
-            raise Corrupt(files.path(self.base, ".idx"), pos=len(index), reason="its index and its data are not whole")
+            raise Corrupt(segment.path(".idx"), pos=len(index), reason="its index and its data are not whole")
         return self._check_length(kind, memoryview(segment.rebuilt_index or index)[:size], size)
 
     def digest(self, kind: FileKind) -> int | None:
@@ -132,11 +133,11 @@ class SegmentFile:
     def _check_length(self, kind: FileKind, content: Buffer, size: int) -> Buffer:
         if len(content) == size:
             return content
-        if find_segment(self._topic, self.base) is None:
+        if find_segment(self._topic, self.base, self.generation) is None:
             raise NotFound(
                 f"segment {self.base} of {self._topic.name} was removed; nothing was read, list the segments again"
             )
-        where = self._segment.files.path(self.base, f".{kind}")
+        where = self._segment.path(f".{kind}")
         raise Corrupt(where, pos=len(content), reason=f"it has {len(content)} bytes, {size} were written")
 
 
@@ -169,12 +170,17 @@ def list_segments(topic: TopicState, *, strong: bool = False) -> SegmentList:
     return listing
 
 
-def find_segment(topic: TopicState, base: int) -> SegmentFile | None:
-    """Return the segment with this first seq; None if it is not listed."""
+def find_segment(topic: TopicState, base: int, generation: int | None = None) -> SegmentFile | None:
+    """Return the segment with this first seq; None if it is not listed, or not with files of this generation."""
     with topic.lock:
         topic.check_open()
         return next(
-            (_to_segment_file(topic, segment) for segment in _file_segments(topic.index) if segment.base == base), None
+            (
+                _to_segment_file(topic, segment)
+                for segment in _file_segments(topic.index)
+                if segment.base == base and generation in (None, segment.generation)
+            ),
+            None,
         )
 
 
@@ -198,6 +204,7 @@ def _to_segment_file(topic: TopicState, segment: Segment) -> SegmentFile:
     deleted = segment.deleted_mask() if segment.live_records < records else None
     return SegmentFile(
         segment.base,
+        segment.generation,
         segment.stop,
         segment.is_sealed,
         segment.size,

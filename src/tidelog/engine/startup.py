@@ -27,7 +27,7 @@ from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
 from tidelog.engine.manifest import GroupRow, Manifest
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, recover
 from tidelog.engine.results import Progress, RecoveryReport
-from tidelog.engine.segment import SEGMENT_FILE_PATTERN, SEGMENT_SUFFIXES, MmapCache, Segment
+from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
@@ -268,19 +268,19 @@ def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: 
 def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
     """Truncate a segment to the length in the manifest and write its rebuilt index."""
     if part.rebuilt_index is not None:
-        path = part.files.path(part.base, ".idx")
+        path = part.path(".idx")
         replace_file(disk, path, part.rebuilt_index, temporary=f"{path}.rebuilding")
         report.rebuilt.append(path)
         part.rebuilt_index = None
-        part.files.unmap(part.base)
+        part.unmap()
     if part.is_sealed:
         return
     # An unfinished checkpoint may have extended it, or even sealed it.
-    removed = [suffix for suffix in (".foot", ".tag") if remove_if_exists(disk, part.files.path(part.base, suffix))]
+    removed = [suffix for suffix in (".foot", ".tag") if remove_if_exists(disk, part.path(suffix))]
     if removed:
         disk.sync_dir(part.files.directory)
-    part.files.truncate(part.base, part.size, part.stop - part.base, sync=True)
-    part.files.unmap(part.base)
+    part.files.truncate(part.base, part.generation, part.size, part.stop - part.base, sync=True)
+    part.unmap()
 
 
 def _remove_unnamed_files(
@@ -288,7 +288,12 @@ def _remove_unnamed_files(
 ) -> None:
     """Remove segment files that neither manifest names. Files with other names stay."""
     disk, topics = context.disk, join(context.root, TOPICS_DIR)
-    named = {(topic.id, segment.base) for loaded in manifests for topic in loaded.topics for segment in topic.segments}
+    named = {
+        (topic.id, segment.base, segment.generation)
+        for loaded in manifests
+        for topic in loaded.topics
+        for segment in topic.segments
+    }
     for name in disk.list_dir(topics):
         match = _TOPIC_DIR_PATTERN.fullmatch(name)
         if match is None:
@@ -298,23 +303,17 @@ def _remove_unnamed_files(
             remove_topic_files(disk, directory)
             report.swept.append(f"{TOPICS_DIR}/{name}")
             continue
-        stale = []
+        stale: list[tuple[SegmentFileName, str]] = []
         for file in disk.list_dir(directory):
-            segment = SEGMENT_FILE_PATTERN.fullmatch(file)
-            if segment and (segment[3] or (topic_id, int(segment[1])) not in named):
-                stale.append(file)
-        for file in sorted(stale, key=lambda file: SEGMENT_SUFFIXES.index(_segment_suffix(file))):
+            parsed = parse_file_name(file)
+            if parsed and (parsed.is_temporary or (topic_id, parsed.base, parsed.generation) not in named):
+                stale.append((parsed, file))
+        for _, file in sorted(stale, key=lambda each: SEGMENT_SUFFIXES.index(each[0].suffix)):
             remove_if_exists(disk, join(directory, file))
             report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
         if stale:
             disk.sync_dir(directory)
     manifest.prune(disk, context.root)
-
-
-def _segment_suffix(file: str) -> str:
-    match = SEGMENT_FILE_PATTERN.fullmatch(file)
-    assert match is not None, "called for matched files only"
-    return match[2]
 
 
 def remove_topic_files(disk: Disk, directory: str) -> None:
@@ -327,7 +326,7 @@ def remove_topic_files(disk: Disk, directory: str) -> None:
         disk.rename(directory, renamed)
         disk.sync_dir(directory.rpartition("/")[0])
     for name in disk.list_dir(renamed):
-        if SEGMENT_FILE_PATTERN.fullmatch(name):
+        if parse_file_name(name):
             remove_if_exists(disk, join(renamed, name))
     disk.sync_dir(renamed)
     if not disk.list_dir(renamed):

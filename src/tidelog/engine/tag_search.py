@@ -53,7 +53,7 @@ TAG_INDEX_SUFFIX: Final = ".tag"
 _NO_LIMIT: Final = 1 << 62
 _UNINDEXED_ROWS_MAX: Final = 1024  # indexed by each search, before the index of an unsealed part is rebuilt
 
-TagCacheKey: TypeAlias = tuple[int, int, int]  # topic id, base of the segment, indexed rows
+SegmentKey: TypeAlias = tuple[int, int, int]  # topic id, base and generation of the segment
 
 _INDEX_OVERHEAD_BYTES: Final = 1_024  # besides its values: four array headers, a key, a cache entry
 
@@ -127,28 +127,28 @@ class TagFile:
     """The index file of a sealed segment: its directory in memory, blocks read on demand. Thread-safe. `find_exact` and
     `find_prefix` raise Corrupt where a block does not match its checksum."""
 
-    __slots__ = ("_directory", "_files")
+    __slots__ = ("_directory", "_files", "_generation")
 
-    def __init__(self, files: SegmentFiles, directory: TagDirectory) -> None:
-        self._files, self._directory = files, directory
+    def __init__(self, files: SegmentFiles, generation: int, directory: TagDirectory) -> None:
+        self._files, self._generation, self._directory = files, generation, directory
 
     @classmethod
-    def load(cls, files: SegmentFiles, base: int, records: int, foot: bytes) -> TagFile | None:
+    def load(cls, files: SegmentFiles, base: int, generation: int, records: int, foot: bytes) -> TagFile | None:
         """Load the index of this segment; None if it has no file. Raises Corrupt, NewerFormat or Damaged."""
-        path = files.path(base, TAG_INDEX_SUFFIX)
+        path = files.path(base, generation, TAG_INDEX_SUFFIX)
         stat = files.disk.stat(path)
         if stat is None:
             return None
-        head = files.read_range(base, TAG_INDEX_SUFFIX, 0, tag_index.HEAD_BYTES)
+        head = files.read_range(base, generation, TAG_INDEX_SUFFIX, 0, tag_index.HEAD_BYTES)
         directory_end = tag_index.directory_end(head, path)
         if directory_end > stat.size:
             raise Corrupt(path, pos=36, reason=f"its directory ends at byte {directory_end}, the file at {stat.size}")
         directory = tag_index.decode_directory(
-            files.read_range(base, TAG_INDEX_SUFFIX, 0, directory_end), stat.size, path
+            files.read_range(base, generation, TAG_INDEX_SUFFIX, 0, directory_end), stat.size, path
         )
         if (directory.base, directory.records, directory.footer_xxh3) != (base, records, xxh3_64_intdigest(foot)):
             raise Corrupt(path, pos=8, reason="it is the index of another segment")
-        return cls(files, directory)
+        return cls(files, generation, directory)
 
     @property
     def nbytes(self) -> int:
@@ -189,8 +189,9 @@ class TagFile:
         directory = self._directory
         positions = directory.block_pos
         start = int(positions[first])
-        buf = memoryview(self._files.read_range(directory.base, TAG_INDEX_SUFFIX, start, int(positions[stop])))
-        path = self._files.path(directory.base, TAG_INDEX_SUFFIX)
+        place = directory.base, self._generation, TAG_INDEX_SUFFIX
+        buf = memoryview(self._files.read_range(*place, start, int(positions[stop])))
+        path = self._files.path(*place)
         return [
             tag_index.decode_block(
                 directory, number, buf[int(positions[number]) - start : int(positions[number + 1]) - start], path
@@ -256,9 +257,9 @@ class _GrowingPart:
     """A snapshot of an unsealed part. Created with the topic's lock held, searched without it."""
 
     def __init__(self, topic: TopicState, part: Part, stop: int) -> None:
-        self._tags, self._part, self._key = topic.context.tag_cache, part, (topic.id, part.base)
+        self._tags, self._part, self._key = topic.context.tag_cache, part, (topic.id, part.base, 0)
         self._rows = stop - part.base
-        cached = self._tags.get_with_rows(*self._key)
+        cached = self._tags.get_with_rows(self._key)
         self._cached = cached[1] if cached is not None and cached[0] <= self._rows else None
         indexed = cached[0] if cached is not None and self._cached is not None else 0
         if self._rows - indexed > max(_UNINDEXED_ROWS_MAX, indexed // 2):
@@ -272,7 +273,7 @@ class _GrowingPart:
         if self._read is not None and self._has_tags:
             fresh = _index_of_chunk(self._part, self._first, self._read())
             if self._cached is None:
-                self._tags.put((*self._key, self._rows), fresh)
+                self._tags.put(self._key, self._rows, fresh)
             found.append(_matching_rows(fresh, match))
         return np.concatenate([_NO_ROWS, *found])
 
@@ -280,22 +281,21 @@ class _GrowingPart:
 def _search_sealed(topic: TopicState, segment: Segment, match: Match, *, locked: bool = False) -> Ints:
     if segment.has_tags is None:
         # A stat, instead of reading the whole index: the first search after a start visits every segment.
-        has_file = segment.files.disk.stat(segment.files.path(segment.base, TAG_INDEX_SUFFIX)) is not None
+        has_file = segment.files.disk.stat(segment.path(TAG_INDEX_SUFFIX)) is not None
         segment.has_tags = has_file or _has_tags(segment, segment.base, segment.stop)
     if not segment.has_tags:
         return _NO_ROWS
-    key = (topic.id, segment.base, segment.stop - segment.base)
+    key, rows = (topic.id, segment.base, segment.generation), segment.stop - segment.base
+    cache = topic.context.tag_cache
     try:
-        return _matching_rows(
-            topic.context.tag_cache.get(key, lambda: _load_index(topic, segment, locked=locked)), match
-        )
+        return _matching_rows(cache.get(key, rows, lambda: _load_index(topic, segment, locked=locked)), match)
     except (Corrupt, Damaged) as error:
-        if not isinstance(topic.context.tag_cache.peek(topic.id, segment.base), TagFile):
+        if not isinstance(cache.peek(key), TagFile):
             raise
         # A block does not match its checksum, or the file is gone: rebuild from the records.
-        topic.context.tag_cache.drop(topic.id, segment.base)
+        cache.drop(topic.id, segment.base)
         index = _rebuild_index(topic, segment, str(error), locked=locked)
-        topic.context.tag_cache.put(key, index)
+        cache.put(key, rows, index)
         return _matching_rows(index, match)
 
 
@@ -305,7 +305,7 @@ def _load_index(topic: TopicState, segment: Segment, *, locked: bool) -> Searcha
     reason = "there is no file"
     if foot is not None:
         try:
-            found = TagFile.load(segment.files, segment.base, segment.stop - segment.base, foot)
+            found = TagFile.load(segment.files, segment.base, segment.generation, segment.stop - segment.base, foot)
             if found is not None:
                 return found
         except (Corrupt, Damaged, NewerFormat) as error:
@@ -325,16 +325,16 @@ def _rebuild_index(topic: TopicState, segment: Segment, reason: str, *, locked: 
     with topic.context.tag_cache.write_lock:
         try:
             content = tag_index.encode(base, xxh3_64_intdigest(foot), segment.stop - base, index.to_block())
-            replace_file(files.disk, files.path(base, TAG_INDEX_SUFFIX), content)
+            replace_file(files.disk, segment.path(TAG_INDEX_SUFFIX), content)
             with topic.lock:
                 is_removed = topic.is_dropped or segment not in topic.index.parts
             if is_removed:  # a checkpoint let go of it meanwhile
-                remove_if_exists(files.disk, files.path(base, TAG_INDEX_SUFFIX))
+                remove_if_exists(files.disk, segment.path(TAG_INDEX_SUFFIX))
                 return index
         except OSError as error:
             _log.warning("%s: the tag index of segment %d was not written: %s", topic.name, base, error)
             return index
-    return TagFile.load(files, base, segment.stop - base, foot) or index
+    return TagFile.load(files, base, segment.generation, segment.stop - base, foot) or index
 
 
 def encode_tag_index(base: int, foot: bytes, rows: Rows) -> bytes | None:
@@ -345,10 +345,10 @@ def encode_tag_index(base: int, foot: bytes, rows: Rows) -> bytes | None:
     return tag_index.encode(base, xxh3_64_intdigest(foot), len(rows), index.to_block())
 
 
-def write_tag_index(files: SegmentFiles, base: int, foot: bytes, rows: Rows) -> None:
+def write_tag_index(files: SegmentFiles, base: int, generation: int, foot: bytes, rows: Rows) -> None:
     """Write the index of a segment that is being sealed, from verified rows; none if it has no tags. The file name
     becomes durable with the footer's, which follows."""
-    path, content = files.path(base, TAG_INDEX_SUFFIX), encode_tag_index(base, foot, rows)
+    path, content = files.path(base, generation, TAG_INDEX_SUFFIX), encode_tag_index(base, foot, rows)
     if content is None:
         remove_if_exists(files.disk, path)  # of an earlier attempt
         return
@@ -381,49 +381,48 @@ class TagCache:
     """LRU cache of tag indexes with a total of `bytes_max`. Thread-safe.
 
     A segment that grew is looked up with more rows; its index then replaces the shorter one, so a topic that alternates
-    between writes and deletes does not fill the cache with its own past. Ids and bases are never reused: a late entry
-    is useless, not wrong.
+    between writes and deletes does not fill the cache with its own past. Ids, bases and generations are never reused: a
+    late entry is useless, not wrong.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.scan_count = 0  # sealed segments that were scanned for lack of a usable file
         self.write_lock = Lock()  # one index file at a time
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[tuple[int, int], tuple[int, Searchable]] = OrderedDict()
+        self._entries: OrderedDict[SegmentKey, tuple[int, Searchable]] = OrderedDict()
         self._nbytes = self._hits = self._misses = self._evictions = 0
         self._guard = Lock()
 
-    def get_with_rows(self, topic_id: int, base: int) -> tuple[int, Searchable] | None:
+    def get_with_rows(self, key: SegmentKey) -> tuple[int, Searchable] | None:
         """Return the cached index of this segment and its number of rows."""
         with self._guard:
-            return self._entries.get((topic_id, base))
+            return self._entries.get(key)
 
-    def peek(self, topic_id: int, base: int) -> Searchable | None:
-        held = self.get_with_rows(topic_id, base)
+    def peek(self, key: SegmentKey) -> Searchable | None:
+        held = self.get_with_rows(key)
         return None if held is None else held[1]
 
-    def put(self, key: TagCacheKey, index: Searchable) -> None:
+    def put(self, key: SegmentKey, rows: int, index: Searchable) -> None:
         """Cache an index."""
         with self._guard:
-            self._put(key[:2], key[2], index)
+            self._put(key, rows, index)
 
-    def get(self, key: TagCacheKey, build: Callable[[], Searchable]) -> Searchable:
+    def get(self, key: SegmentKey, rows: int, build: Callable[[], Searchable]) -> Searchable:
         """Return the index of these rows, built outside the lock so that a slow segment does not block others."""
-        topic_id, base, rows = key
         with self._guard:
-            held = self._entries.get((topic_id, base))
+            held = self._entries.get(key)
             if held is not None and held[0] == rows:
                 self._hits += 1
-                self._entries.move_to_end((topic_id, base))
+                self._entries.move_to_end(key)
                 return held[1]
             self._misses += 1
         index = build()
         with self._guard:
-            self._put((topic_id, base), rows, index)
+            self._put(key, rows, index)
         return index
 
     def drop(self, topic_id: int, base: int | None = None) -> None:
-        """Forget one segment's index, or all of a topic's."""
+        """Forget the indexes of one segment, of all its generations, or all of a topic's."""
         with self._guard:
             dropped = [key for key in self._entries if key[0] == topic_id and base in (None, key[1])]
             for key in dropped:
@@ -433,7 +432,7 @@ class TagCache:
         with self._guard:
             return CacheStats(self._hits, self._misses, self._evictions, len(self._entries), self._nbytes)
 
-    def _put(self, segment: tuple[int, int], rows: int, index: Searchable) -> None:
+    def _put(self, segment: SegmentKey, rows: int, index: Searchable) -> None:
         held = self._entries.get(segment)
         # Another thread may have built the same rows or more meanwhile.
         if index.nbytes > self._bytes_max or (held is not None and held[0] >= rows):

@@ -406,9 +406,10 @@ class Topic:
         """List its segment files at this moment; newer records are the tail. `strong`: as for `read`."""
         return segment_listing.list_segments(self._state, strong=strong)
 
-    def segment(self, base: int) -> SegmentFile | None:
-        """Return the segment whose first seq is `base`, if it has files."""
-        return segment_listing.find_segment(self._state, base)
+    def segment(self, base: int, generation: int | None = None) -> SegmentFile | None:
+        """Return the segment whose first seq is `base`, if it has files; None also if they are of another generation
+        than this one."""
+        return segment_listing.find_segment(self._state, base, generation)
 
     def add_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` after every write, drop and close, on the thread that did it, until `remove_listener`. It must be

@@ -215,7 +215,7 @@ def _count_older(part: Part, first: int, stop: int, before_ms: int) -> int:
     rebuilt = part.rebuilt_index
     fault = part.reader(first + count - 1, first + count, 1)().fault
     if fault is not None:
-        raise Corrupt(part.files.path(part.base, ".idx"), pos=fault.pos, reason=fault.reason)
+        raise Corrupt(part.path(".idx"), pos=fault.pos, reason=fault.reason)
     if part.rebuilt_index is rebuilt:
         return count
     ts = part.entries()["ts"][first - part.base : stop - part.base]  # the index was wrong and was rebuilt

@@ -223,7 +223,8 @@ class TopicState:
         self.router_recovery: RouterRecovery | None = None  # replayed router frames, until the routers are linked
         self.hops = HopCounts()
         self.forwarder_snapshot: ForwarderSnapshot | None = None  # for the checkpoint in progress
-        self.dropped_segments: list[int] = []  # bases of segments dropped from the index that a manifest may still name
+        # Base and generation of segment files that the index no longer uses and a manifest may still name.
+        self.dropped_segments: list[tuple[int, int]] = []
         self.wal_watch: WalWatch | None = None  # of a read-only engine, once a read waits
         self._listeners: set[Callable[[], None]] = set()
 

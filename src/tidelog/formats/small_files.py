@@ -118,6 +118,7 @@ def _checksum(lead: bytes, body: bytes) -> int:
 
 SNAPSHOT_MAGIC: Final = b"SNP1"
 SNAPSHOT_VERSION: Final = 100
+SNAPSHOT_VERSION_NEWEST: Final = 101  # the versions between differ in what the body may say, not in its layout
 _SNAPSHOT_HEADER = Struct("<4sIIQ")
 SNAPSHOT_HEADER_BYTES: Final = FILE_HEADER_BYTES
 assert _SNAPSHOT_HEADER.size == SNAPSHOT_HEADER_BYTES, (
@@ -135,33 +136,41 @@ def decode_msgpack(kind: type[T], body: bytes, what: str) -> T:
         raise Corrupt(what, pos=FILE_HEADER_BYTES, reason=f"its body does not decode: {error}") from error
 
 
-def encode_snapshot(content: object) -> bytes:
+def encode_snapshot(content: object, *, version: int = SNAPSHOT_VERSION) -> bytes:
     """Encode the snapshot file of anything msgspec can encode. Maps keep their order: for equal bytes a caller fills
     them in order and uses no sets."""
-    return wrap_snapshot(msgspec.msgpack.encode(content))
+    return wrap_snapshot(msgspec.msgpack.encode(content), version=version)
 
 
 def decode_snapshot(kind: type[T], buf: Buffer, what: str = "snapshot") -> T:
     """Decode the content of a snapshot file as a `kind`; Corrupt or NewerFormat when it is not one."""
-    return decode_msgpack(kind, unwrap_snapshot(buf, what), what)
+    return decode_msgpack(kind, unwrap_snapshot(buf, what, newest=SNAPSHOT_VERSION_NEWEST), what)
 
 
 def wrap_snapshot(body: bytes, *, version: int = SNAPSHOT_VERSION) -> bytes:
     """Return the snapshot file that holds these bytes."""
     if len(body) > U32_MAX:
         raise TooLarge("the body of a snapshot", size=len(body), limit=U32_MAX)
-    return _SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, version, len(body), xxh3_64_intdigest(body)) + body
+    return _SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, version, len(body), _snapshot_checksum(version, body)) + body
 
 
-def unwrap_snapshot(buf: Buffer, what: str = "snapshot", *, version: int = SNAPSHOT_VERSION) -> bytes:
-    """Return the bytes that a snapshot file of exactly this version holds."""
+def _snapshot_checksum(version: int, body: bytes) -> int:
+    """The checksum of a snapshot. From version 101 on it covers the version, which changes what the body may say."""
+    return xxh3_64_intdigest(body if version <= SNAPSHOT_VERSION else version.to_bytes(4, "little") + body)
+
+
+def unwrap_snapshot(
+    buf: Buffer, what: str = "snapshot", *, version: int = SNAPSHOT_VERSION, newest: int | None = None
+) -> bytes:
+    """Return the bytes that a snapshot file of this version holds, or of one up to `newest`."""
+    newest = version if newest is None else newest
     if len(buf) < SNAPSHOT_HEADER_BYTES:
         raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
     magic, file_version, size, checksum = _SNAPSHOT_HEADER.unpack_from(buf, 0)
     if magic != SNAPSHOT_MAGIC:
         raise Corrupt(what, pos=0, reason=f"it begins with {magic!r} and not with {SNAPSHOT_MAGIC!r}")
-    if file_version > version:
-        raise NewerFormat(what, found=file_version, known=version)
+    if file_version > newest:
+        raise NewerFormat(what, found=file_version, known=newest)
     if file_version < version:
         raise Corrupt(what, pos=4, reason=f"version {file_version} was never written here")
     if size != len(buf) - SNAPSHOT_HEADER_BYTES:
@@ -169,7 +178,7 @@ def unwrap_snapshot(buf: Buffer, what: str = "snapshot", *, version: int = SNAPS
             what, pos=8, reason=f"a body of {size} bytes in its header, not {len(buf) - SNAPSHOT_HEADER_BYTES}"
         )
     body = bytes(memoryview(buf)[SNAPSHOT_HEADER_BYTES:])
-    if xxh3_64_intdigest(body) != checksum:
+    if _snapshot_checksum(file_version, body) != checksum:
         raise Corrupt(what, pos=12, reason="checksum mismatch")
     return body
 

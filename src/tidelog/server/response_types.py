@@ -235,6 +235,7 @@ class SegmentFiles(Part, rename={"deletions": "del"}):
 
 class Segment(Body):
     base: Annotated[Count, described("Its first seq, which names it.")]
+    generation: Annotated[Count, described("Of its files: how often it was rewritten without its deleted records.")]
     stop: Annotated[Count, described("The seq after its last one.")]
     sealed: bool
     records: Count

@@ -396,7 +396,7 @@ def _build_ranges(
             deleted: BoolArray | None = segment.load_deleted()
             if deleted is not None:
                 deleted = deleted[part.first - segment.base : part.stop - segment.base]
-            file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed)
+            file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed, segment.generation)
             read_range = replace(read_range, file=file, deleted_bits=pack_mask(deleted))
         elif inline:
             records = backend.read_tail_inline(snapshot.topic, part.first, part.stop)

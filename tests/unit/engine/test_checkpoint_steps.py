@@ -52,7 +52,7 @@ class Sealed:
 
     def _content(self, segment: Segment) -> tuple[bytes, bytes]:
         disk = self.world.disk
-        data, entries = (disk.read_file(segment.files.path(5, suffix)) for suffix in (".data", ".idx"))
+        data, entries = (disk.read_file(segment.path(suffix)) for suffix in (".data", ".idx"))
         return data, entries
 
     def offsets(self) -> list[int]:
@@ -295,9 +295,9 @@ def test_a_directory_is_synced_only_if_a_file_of_it_was_removed() -> None:
     state = world.log._checkpoints.state
     files = {topic: world.log._context.segment_files(topic.id) for topic in (first, second)}
     state.files_to_remove = [
-        files[first].path(1, ".data"),
-        files[first].path(1, ".none"),
-        files[second].path(1, ".none"),
+        files[first].path(1, 0, ".data"),
+        files[first].path(1, 0, ".none"),
+        files[second].path(1, 0, ".none"),
     ]
     start = len(world.disk.trace)
     checkpoint._remove_unneeded(world.log._context, state, (), complete=False)

@@ -67,7 +67,7 @@ def test_a_vector_not_loaded_yet_covers_the_seqs_its_segment_had_before_it_grew(
     assert isinstance(block, MemTable)
     vector = DeletionVector(1, max(3, *named))
     vector.mark(named)
-    world.disk.write_file(known.files.path(1, ".del"), sealed_segment.encode_deletion_vector(vector))
+    world.disk.write_file(known.path(".del"), sealed_segment.encode_deletion_vector(vector))
     found = Segment(  # as recovery makes it
         known.files,
         1,

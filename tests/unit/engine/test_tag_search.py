@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.engine.tag_search import TagCache, TagCacheKey, TagIndex
+from tidelog.engine.tag_search import SegmentKey, TagCache, TagIndex
 
 quick = settings(max_examples=300, deadline=None, database=None)
 
@@ -129,9 +129,9 @@ class Builder:
     """Makes small indexes of one size and remembers for whom."""
 
     def __init__(self) -> None:
-        self.calls: list[TagCacheKey] = []
+        self.calls: list[SegmentKey] = []
 
-    def __call__(self, key: TagCacheKey) -> Callable[[], TagIndex]:
+    def __call__(self, key: SegmentKey) -> Callable[[], TagIndex]:
         def build() -> TagIndex:
             self.calls.append(key)
             return built([])
@@ -141,8 +141,8 @@ class Builder:
 
 def test_an_index_is_built_once_while_it_stays() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
-    first = cache.get((1, 1, 5), builder((1, 1, 5)))
-    assert cache.get((1, 1, 5), builder((1, 1, 5))) is first
+    first = cache.get((1, 1, 0), 5, builder((1, 1, 5)))
+    assert cache.get((1, 1, 0), 5, builder((1, 1, 5))) is first
     assert builder.calls == [(1, 1, 5)]
     assert cache.stats() == (1, 1, 0, 1, SIZE)
 
@@ -150,15 +150,15 @@ def test_an_index_is_built_once_while_it_stays() -> None:
 def test_topics_and_segments_have_separate_entries() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
     keys = [(1, 1, 5), (2, 1, 5), (1, 6, 5)]
-    found = [cache.get(key, builder(key)) for key in keys]
+    found = [cache.get((*key[:2], 0), key[2], builder(key)) for key in keys]
     assert len({id(index) for index in found}) == 3
-    assert [cache.get(key, builder(key)) for key in keys] == found
+    assert [cache.get((*key[:2], 0), key[2], builder(key)) for key in keys] == found
 
 
 def test_a_segment_that_grew_is_indexed_anew_and_its_past_is_let_go() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
     for rows in (5, 6, 6, 9):
-        cache.get((1, 1, rows), builder((1, 1, rows)))
+        cache.get((1, 1, 0), rows, builder((1, 1, rows)))
     assert builder.calls == [(1, 1, 5), (1, 1, 6), (1, 1, 9)]
     assert cache.stats() == (1, 3, 0, 1, SIZE)
 
@@ -166,35 +166,35 @@ def test_a_segment_that_grew_is_indexed_anew_and_its_past_is_let_go() -> None:
 def test_a_segment_that_grew_counts_as_just_used() -> None:
     cache, builder = TagCache(2 * SIZE), Builder()
     for key in ((1, 1, 5), (2, 1, 5), (1, 1, 6), (3, 1, 5), (1, 1, 6)):
-        cache.get(key, builder(key))
+        cache.get((*key[:2], 0), key[2], builder(key))
     assert builder.calls == [(1, 1, 5), (2, 1, 5), (1, 1, 6), (3, 1, 5)], "topic 2 had to leave"
 
 
 def test_a_reader_of_fewer_rows_gets_them_and_does_not_displace_more() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
-    longer = cache.get((1, 1, 9), builder((1, 1, 9)))
-    assert cache.get((1, 1, 5), builder((1, 1, 5))) is not longer
-    assert cache.get((1, 1, 9), builder((1, 1, 9))) is longer
+    longer = cache.get((1, 1, 0), 9, builder((1, 1, 9)))
+    assert cache.get((1, 1, 0), 5, builder((1, 1, 5))) is not longer
+    assert cache.get((1, 1, 0), 9, builder((1, 1, 9))) is longer
     assert builder.calls == [(1, 1, 9), (1, 1, 5)]
 
 
 def test_an_index_larger_than_the_cache_is_handed_out_and_not_kept() -> None:
     """And evicts no other entry."""
     cache, builder = TagCache(2 * SIZE), Builder()
-    cache.get((1, 1, 1), builder((1, 1, 1)))
+    cache.get((1, 1, 0), 1, builder((1, 1, 1)))
     big = built([b"x" * 10_000])
     for _ in range(2):
-        assert cache.get((2, 1, 1), lambda: big) is big
+        assert cache.get((2, 1, 0), 1, lambda: big) is big
     assert cache.stats() == (0, 3, 0, 1, SIZE)
     for _ in range(2):
-        TagCache(0).get((1, 1, 1), builder((1, 1, 1)))
+        TagCache(0).get((1, 1, 0), 1, builder((1, 1, 1)))
     assert len(builder.calls) == 3
 
 
 def test_a_dropped_segment_and_a_dropped_topic_are_forgotten() -> None:
     cache, builder = TagCache(10 * SIZE), Builder()
     for key in ((1, 1, 5), (1, 6, 5), (2, 1, 5), (2, 6, 5)):
-        cache.get(key, builder(key))
+        cache.get((*key[:2], 0), key[2], builder(key))
     cache.drop(1, 6)
     cache.drop(1, 7)
     assert cache.stats().entries == 3
@@ -203,7 +203,7 @@ def test_a_dropped_segment_and_a_dropped_topic_are_forgotten() -> None:
     assert cache.stats()[2:] == (0, 1, SIZE)
     builder.calls.clear()
     for key in ((1, 1, 5), (1, 6, 5), (2, 1, 5)):
-        cache.get(key, builder(key))
+        cache.get((*key[:2], 0), key[2], builder(key))
     assert builder.calls == [(1, 6, 5), (2, 1, 5)]
 
 
@@ -212,13 +212,13 @@ def test_a_dropped_segment_and_a_dropped_topic_are_forgotten() -> None:
 def test_the_least_recently_used_leaves_first(places: int, uses: list[tuple[int, int]]) -> None:
     """Method: the model is a list of keys, newest last."""
     cache, builder = TagCache(places * SIZE + SIZE // 2), Builder()
-    model: list[TagCacheKey] = []
+    model: list[SegmentKey] = []
     hits = misses = evictions = 0
     for topic_id, base in uses:
         key = topic_id, base, 1
         expected = key in model
         before = len(builder.calls)
-        cache.get(key, builder(key))
+        cache.get((*key[:2], 0), key[2], builder(key))
         assert (len(builder.calls) == before) == expected
         hits, misses = hits + expected, misses + (not expected)
         if expected:
@@ -238,10 +238,10 @@ def test_what_cannot_be_built_is_not_kept() -> None:
         raise OSError
 
     with pytest.raises(OSError):
-        cache.get((1, 1, 1), fail)
+        cache.get((1, 1, 0), 1, fail)
     assert cache.stats() == (0, 1, 0, 0, 0)
     index = built([])
-    assert cache.get((1, 1, 1), lambda: index) is index
+    assert cache.get((1, 1, 0), 1, lambda: index) is index
 
 
 def test_a_slow_build_blocks_no_other_and_the_first_to_finish_is_kept() -> None:
@@ -251,19 +251,19 @@ def test_a_slow_build_blocks_no_other_and_the_first_to_finish_is_kept() -> None:
 
     def slowly() -> TagIndex:
         assert not cache._guard.locked()
-        assert cache.get((1, 1, 5), lambda: inner) is inner
+        assert cache.get((1, 1, 0), 5, lambda: inner) is inner
         return outer
 
-    assert cache.get((1, 1, 5), slowly) is outer
-    assert cache.get((1, 1, 5), lambda: outer) is inner
+    assert cache.get((1, 1, 0), 5, slowly) is outer
+    assert cache.get((1, 1, 0), 5, lambda: outer) is inner
     assert cache.stats() == (1, 2, 0, 1, SIZE)
 
     def overtaken() -> TagIndex:
-        assert cache.get((1, 1, 9), lambda: longer) is longer
+        assert cache.get((1, 1, 0), 9, lambda: longer) is longer
         return outer
 
-    assert cache.get((1, 1, 7), overtaken) is outer
-    assert cache.get((1, 1, 9), overtaken) is longer
+    assert cache.get((1, 1, 0), 7, overtaken) is outer
+    assert cache.get((1, 1, 0), 9, overtaken) is longer
     assert cache.stats().nbytes == SIZE
 
 
@@ -285,8 +285,8 @@ def test_every_call_takes_the_lock() -> None:
     cache = TagCache(10 * SIZE)
     guard = cache._guard = Guarded(cache._guard)  # type: ignore[assignment]
     for call, times in (
-        (lambda: cache.get((1, 1, 1), lambda: built([])), 2),
-        (lambda: cache.get((1, 1, 1), lambda: built([])), 1),
+        (lambda: cache.get((1, 1, 0), 1, lambda: built([])), 2),
+        (lambda: cache.get((1, 1, 0), 1, lambda: built([])), 1),
         (lambda: cache.drop(1), 1),
         (cache.stats, 1),
     ):
@@ -304,7 +304,7 @@ def test_threads_share_a_cache_without_losing_count() -> None:
             topic_id, base, rows = random.randrange(3), random.randrange(3), random.randrange(1, 3)
             if random.random() < 0.05:
                 cache.drop(topic_id, random.choice((None, base)))
-            found = cache.get((topic_id, base, rows), partial(built, [b"%d" % topic_id, b"%d" % base, b"%d" % rows]))
+            found = cache.get((topic_id, base, 0), rows, partial(built, [b"%d" % topic_id, b"%d" % base, b"%d" % rows]))
             assert found.find_exact(b"%d" % rows)[-1] == 2
         return 500
 

@@ -109,6 +109,7 @@ def _segment_rows(segments: list[SegmentFile], sums: bool) -> list[responses.Seg
     return [
         responses.Segment(
             segment.base,
+            segment.generation,
             segment.stop,
             segment.sealed,
             segment.records,
@@ -145,6 +146,7 @@ def _file_info(segment: SegmentFile, kind: FileKind, *, sums: bool) -> responses
     params=(
         Parameter("Range", STRING, "One range of bytes; several return the whole file.", "header"),
         Parameter("If-Range", STRING, "An ETag: the range applies only to unchanged content.", "header"),
+        Parameter("generation", {"type": "integer", "minimum": 0}, "Of the listed segment; another one is not_found."),
     ),
     errors=("topic_not_found", "not_found", "range_not_satisfiable"),
     statuses=(200, 206),
@@ -160,7 +162,10 @@ async def read_segment_file(context: RequestContext) -> Response | Stream:
         raise ApiError("not_found", f"a segment has the files {', '.join(FILES)}; nothing was read")
     generation = engine.generation
     file_kind: FileKind = kind
-    content, digest = await service.run_blocking(lambda: _open_segment_file(topic, base, file_kind))
+    wanted = context.query.number("generation", -1)
+    content, digest = await service.run_blocking(
+        lambda: _open_segment_file(topic, base, None if wanted < 0 else wanted, file_kind)
+    )
     tag = f"{digest:016x}-{generation}"
     headers = [(b"etag", b'"%b"' % tag.encode()), (b"accept-ranges", b"bytes"), (b"cache-control", b"no-cache")]
     size = len(content)
@@ -172,8 +177,9 @@ async def read_segment_file(context: RequestContext) -> Response | Stream:
     return await _send_bytes(context, 206, memoryview(content)[first:stop], headers)
 
 
-def _open_segment_file(topic: Topic, base: str, kind: FileKind) -> tuple[Buffer, int]:
-    segment = topic.segment(int(base)) if base.isascii() and base.isdecimal() and len(base) <= 20 else None
+def _open_segment_file(topic: Topic, base: str, generation: int | None, kind: FileKind) -> tuple[Buffer, int]:
+    is_number = base.isascii() and base.isdecimal() and len(base) <= 20
+    segment = topic.segment(int(base), generation) if is_number else None
     content = None if segment is None else segment.content(kind)
     if segment is None or content is None:
         raise ApiError(

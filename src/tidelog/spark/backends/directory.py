@@ -2,8 +2,9 @@
 
 The driver opens it read-only: one consistent snapshot of a manifest and the WAL after it. Executors open only the
 segment files of the plan: mapped from a directory, by byte ranges from an object store. A writer removes a file only
-when two manifests no longer name it and none of its records can be read. So a missing or shorter file is not damage:
-the seqs are read from the present state of the directory, and so is a tail that is too large for the plan.
+when two manifests no longer name it: none of its records can be read, or a rewrite copied them to another file. So a
+missing or shorter file is not damage: the seqs are read from the present state of the directory, and so is a tail that
+is too large for the plan.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class DirectoryBackend:
         if self._is_object_store:
             yield from self._read_ranges(files, read_range, file, verify=verify)
             return
-        data, index = files.open(file.base)
+        data, index = files.open(file.base, file.generation)
         if data.size < file.size or len(index) < (file.stop - file.base) * segment_index.ENTRY_BYTES:
             yield from self._read_from_engine(read_range, at)
             return
@@ -169,7 +170,7 @@ class DirectoryBackend:
     def _read_ranges(
         self, files: SegmentFiles, read_range: ReadRange, file: PlannedFile, *, verify: bool
     ) -> Iterator[ReadChunk]:
-        at, label = read_range.first, files.path(file.base, "")
+        at, label = read_range.first, files.path(file.base, file.generation, "")
         fetch = partial(_fetch_range, self._disk, label)
         try:
             for chunk, until in interface.read_segment_ranges(fetch, label, read_range, file, verify=verify):
@@ -222,7 +223,7 @@ def _segment_info(file: SegmentFile) -> SegmentInfo:
         content = file.content("del")
         return None if content is None else decode_deletions(content, file.base, file.records)
 
-    return SegmentInfo(file.base, file.stop, file.size, file.sealed, frame_offset, load_deleted)
+    return SegmentInfo(file.base, file.stop, file.size, file.sealed, frame_offset, load_deleted, file.generation)
 
 
 def _scan_gaps(topic: str, scan: BulkScan) -> tuple[TopicGap, ...]:
@@ -257,6 +258,7 @@ def _read_segment_file(files: SegmentFiles, read_range: ReadRange, *, verify: bo
         first_ts=0,
         last_ts=0,
         sealed=file.is_sealed,
+        generation=file.generation,
     )
     if not verify:
         segment.skip_verification()
@@ -265,10 +267,10 @@ def _read_segment_file(files: SegmentFiles, read_range: ReadRange, *, verify: bo
         chunk = segment.reader(at, read_range.stop, CHUNK_BYTES)()
         if chunk.fault is not None:
             reason = f"seqs {chunk.fault.seq} to {chunk.fault.resume - 1} cannot be read, {chunk.fault.reason}"
-            raise Corrupt(files.path(file.base, ".data"), pos=chunk.fault.pos, reason=reason)
+            raise Corrupt(segment.path(".data"), pos=chunk.fault.pos, reason=reason)
         until = min(chunk.next_seq, read_range.stop)
         reason = f"seqs {at} to {until - 1} are not all where their index says"
-        misplaced = partial(Corrupt, files.path(file.base, ".data"), pos=0, reason=reason)
+        misplaced = partial(Corrupt, segment.path(".data"), pos=0, reason=reason)
         entries = segment.entries()[at - file.base : until - file.base]
         yield to_chunk(chunk.rows, entries, deleted, read_range.first, misplaced)
         at = until

@@ -85,6 +85,7 @@ class PlannedFile:
     stop: int
     size: int
     is_sealed: bool
+    generation: int = 0  # rises when a writer rewrites the segment without its deleted records
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class SegmentInfo:
     is_sealed: bool
     frame_offset: Callable[[int], int]  # the byte where the frame of a seq begins
     load_deleted: Callable[[], BoolArray | None]
+    generation: int = 0  # of its files
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,13 +103,18 @@ class ServerBackend:
 
     def _segment_info(self, path: str, row: dict[str, Any]) -> SegmentInfo:
         base, stop, size = int(row["base"]), int(row["stop"]), int(row["files"]["data"]["bytes"])
+        generation = int(row.get("generation", 0))  # a server of an earlier version sends none
         where = f"{path}/segments/{base}"
 
         @lru_cache(maxsize=64)
         def index_block(number: int) -> NDArray[np.void]:
             lo, hi = number * INDEX_BLOCK_ENTRIES, min((number + 1) * INDEX_BLOCK_ENTRIES, stop - base)
             return segment_index.read_entries(
-                self._http.get_range(f"{where}/idx", lo * segment_index.ENTRY_BYTES, hi * segment_index.ENTRY_BYTES)
+                self._http.get_range(
+                    f"{where}/idx?generation={generation}",
+                    lo * segment_index.ENTRY_BYTES,
+                    hi * segment_index.ENTRY_BYTES,
+                )
             )
 
         def frame_offset(seq: int) -> int:
@@ -121,9 +126,9 @@ class ServerBackend:
         def load_deleted() -> BoolArray | None:
             if "del" not in row["files"]:
                 return None
-            return decode_deletions(self._http.get_bytes(f"{where}/del"), base, stop - base)
+            return decode_deletions(self._http.get_bytes(f"{where}/del?generation={generation}"), base, stop - base)
 
-        return SegmentInfo(base, stop, size, row["sealed"], frame_offset, load_deleted)
+        return SegmentInfo(base, stop, size, row["sealed"], frame_offset, load_deleted, generation)
 
     def seek(self, topic: str, ts_ms: int) -> int:
         return int(self._http.post(f"/v0/topics/{quote_name(topic)}/seek", {"ts": ts_ms})["seq"])
@@ -173,13 +178,14 @@ class ServerBackend:
         if read_range.file is None:
             yield from self._read_records(read_range, read_range.first, columns)
             return
-        where, at = f"/v0/topics/{quote_name(read_range.topic)}/segments/{read_range.file.base}", read_range.first
+        file, at = read_range.file, read_range.first
+        where = f"/v0/topics/{quote_name(read_range.topic)}/segments/{file.base}"
 
         def fetch(kind: str, lo: int, hi: int) -> bytes:
-            return self._http.get_range(f"{where}/{kind}", lo, hi)
+            return self._http.get_range(f"{where}/{kind}?generation={file.generation}", lo, hi)
 
         try:
-            for found, until in interface.read_segment_ranges(fetch, where, read_range, read_range.file, verify=verify):
+            for found, until in interface.read_segment_ranges(fetch, where, read_range, file, verify=verify):
                 yield found
                 at = until
         except NotFound:
