@@ -4,6 +4,7 @@
         metadata.bin            owner, members, lists, settings; replaced as a whole
         <base>.log  <base>.idx  messages: a segmented log with the `narwhal` codec
         cursor.bin              fifo: the next seq to pop (`channels/channel_state.py`)
+        imported.bin            of a channel that narwhal wrote: what an export needs (`channels/narwhal_data.py`)
         deleted                 marker: the channel is deleted, whatever other files remain
 
 When `save` returns, the new metadata survives a power cut, with its directory if the channel is new. When it raises,
@@ -45,6 +46,7 @@ from tidelog.formats.small_files import ChannelMeta, decode_cursor
 CHANNELS_DIR: Final = "channels"
 METADATA_FILE: Final = "metadata.bin"
 CURSOR_FILE: Final = "cursor.bin"
+IMPORT_FILE: Final = "imported.bin"
 DELETED_MARKER_FILE: Final = "deleted"
 _CHANNEL_DIR_PATTERN: Final = re.compile(r"[0-9a-f]{64}")
 _MESSAGE_FILE_PATTERN: Final = re.compile(
@@ -56,6 +58,8 @@ _OTHER_FILES: Final = frozenset(
         f"{METADATA_FILE}.tmp",
         CURSOR_FILE,
         f"{CURSOR_FILE}.tmp",
+        IMPORT_FILE,
+        f"{IMPORT_FILE}.tmp",
         f"{DELETED_MARKER_FILE}.tmp",
         ".tidelog.lock",
     )

@@ -18,7 +18,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from tidelog.channels import OPERATOR, Channel, ChannelInfo, HistoryPage, Message, Operator
+from tidelog.channels import (
+    OPERATOR,
+    Channel,
+    ChannelInfo,
+    HistoryPage,
+    Message,
+    Operator,
+)
+from tidelog.channels.narwhal_data import export_narwhal, read_channels, write_channels
 from tidelog.channels.rules import ACL_KINDS, ChannelLimits
 from tidelog.cli import target
 from tidelog.cli.command import (
@@ -267,6 +275,53 @@ def delete(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+# ── narwhal ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def import_(args: Namespace, screen: Screen) -> int:
+    """Import the channels of a narwhal data directory."""
+    # First read everything: a source that cannot be imported must not leave an empty DIR.
+    sources = read_channels(args.source, domain=args.domain, limits=ChannelLimits(), accept_damage=args.accept_damage)
+    with target.open_for_writing(args.dir, screen, create=True) as database:
+        found = write_channels(database.channels, sources, skip_existing=args.skip_existing)
+    new = [each for each in found if each.is_new]
+    for each in found:
+        for note in each.notes:
+            screen.print_note(f"{each.channel}: {note}")
+    rows = [(each.channel, _count(each.messages), _count(each.first_seq), _count(each.last_seq)) for each in new]
+    messages = sum(each.messages for each in new)
+    skipped = len(found) - len(new)
+    screen.print_result(
+        {"channels": [each._asdict() for each in found], "imported": len(new), "skipped": skipped},
+        f"imported {plural(len(new), 'channel')} with {plural(messages, 'message')}"
+        + (f"; {plural(skipped, 'channel')} existed" if skipped else ""),
+        titles=("channel", ">messages", ">first", ">last"),
+        rows=rows,
+    )
+    return 0
+
+
+def export(args: Namespace, screen: Screen) -> int:
+    """Write channels as a narwhal data directory."""
+    with target.open_for_writing(args.dir, screen) as database:
+        done = export_narwhal(database.channels, args.target, domain=args.domain, names=args.channels or None)
+    for each in done:
+        for note in each.notes:
+            screen.print_note(f"{each.channel}: {note}")
+    messages = sum(each.messages for each in done)
+    screen.print_result(
+        {"path": args.target, "channels": [each._asdict() for each in done]},
+        f"{args.target}: {plural(len(done), 'channel')} with {plural(messages, 'message')}",
+        titles=("channel", ">messages", "directory"),
+        rows=[(each.channel, _count(each.messages), each.directory) for each in done],
+    )
+    return 0
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else str(number)
+
+
 _DESCRIPTION = """\
 Members join a channel, the first one owns it, and all others receive what a member publishes. A channel
 that persists keeps its members, its access lists and its last messages.
@@ -297,6 +352,7 @@ def add(commands: Commands) -> None:
     _add_members(verbs)
     _add_messages(verbs)
     _add_administration(verbs)
+    _add_narwhal(verbs)
 
 
 def _add_channel_command(
@@ -420,6 +476,39 @@ def _add_administration(subcommands: Commands) -> None:
         examples="tidelog channel delete data '!room@example.org'",
     )
     parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
+
+
+def _add_narwhal(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "import",
+        import_,
+        "DIR",
+        "SOURCE",
+        summary="import the channels of a narwhal data directory",
+        description="Import every channel of SOURCE, a data directory of narwhal 0.7, as !handler@DOMAIN: owner,\n"
+        "members, access lists, settings, messages with their seqs and times, and the position of a queue.\n"
+        "SOURCE is only read; stop narwhal first. Everything is checked before the first channel is written.",
+        examples="tidelog channel import data /var/lib/narwhal/data --domain example.org",
+    )
+    parser.add_argument("--domain", required=True, help="the domain of the narwhal server; its files do not have it")
+    parser.add_argument("--skip-existing", action="store_true", help="leave out channels that DIR has already")
+    parser.add_argument("--accept-damage", action="store_true", help="import damaged message logs, damage included")
+    parser = add_command(
+        subcommands,
+        "export",
+        export,
+        "DIR",
+        "TARGET",
+        summary="write channels as a narwhal data directory",
+        description="Write the channels of DIR into TARGET, a new or empty directory, so that narwhal 0.7 opens it.\n"
+        "What was imported from narwhal and not changed since gets the same bytes. DIR is not changed.",
+        examples="tidelog channel export data narwhal-data --domain example.org",
+    )
+    parser.add_argument("--domain", help="only channels of this domain: narwhal serves one")
+    parser.add_argument(
+        "--channel", action="append", default=[], dest="channels", metavar="NAME", help="only this one; repeatable"
+    )
 
 
 def _add_user_option(parser: ArgumentParser, help_text: str) -> None:

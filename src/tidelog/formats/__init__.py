@@ -6,6 +6,7 @@
     scan             frames of a buffer -> `rows`: records as columns over that buffer
     segment_index    the index of a segment; `sealed_segment` and `tag_index` are its other files
     small_files      files with a header: metadata snapshots, the manifest of a log, metadata and cursor of a channel
+    narwhal_channel  the metadata of a narwhal channel, and the record of its import
     json_rows        rows -> JSON text; `arrow_ipc` checks Arrow streams of clients before they are decoded
 
 What can be compiled is called through `tidelog.native`.

@@ -9,8 +9,9 @@ The layout of the message log of a channel; the only module that knows its bytes
     <base>.idx   │ seq - base │ position │      12 bytes, about one for every 4096 of the log
 
 Little-endian. The CRC-32 covers everything before itself, so a changed byte is a mismatch. Seqs start at 1 and strictly
-increase; times may be in any order. The first index entry is always (0, 0). An active index is preallocated with zeros:
-no second entry can be (0, 0), so zeros after the last entry are not mistaken for entries.
+increase; times may be in any order. The first index entry is always (0, 0); the narwhal program writes the distance of
+the first record instead, where its seq is above the base. An active index is preallocated with zeros: no second entry
+can be (0, 0), so zeros after the last entry are not mistaken for entries.
 """
 
 from __future__ import annotations
@@ -169,8 +170,8 @@ def index_fault(buf: Buffer, data_size: int, capacity: int | None = None) -> str
         return f"{len(buf)} bytes are more than the {capacity} a segment can need"
     entries = read_index(buf)
     relatives, positions = entries["relative"], entries["position"]
-    if relatives[0] or positions[0]:
-        return f"the first entry is ({relatives[0]}, {positions[0]}), not (0, 0)"
+    if positions[0]:
+        return f"the first entry is for byte {positions[0]}, not for the first record"
     return vectorized.find_entry_fault(LAYOUT, relatives, positions, data_size)
 
 
@@ -260,7 +261,9 @@ class NarwhalCodec(SparseCodec):
 
     def _read_index(self, segment: SegmentContent) -> SparseIndex:
         index = read_index(segment.index)
-        return SparseIndex(index["relative"].astype(np.int64) + segment.base, index["position"].astype(np.int64))
+        seqs = index["relative"].astype(np.int64) + segment.base
+        seqs[:1] = segment.base  # whatever the first record is, reads of the segment's first seqs begin there
+        return SparseIndex(seqs, index["position"].astype(np.int64))
 
     def _make_scanner(self, segment: SegmentContent) -> WindowScanner:
         return _scan_window
