@@ -30,6 +30,7 @@ import numpy as np
 
 from tidelog import commitlog
 from tidelog.addresses import check_path
+from tidelog.cli import log_root
 from tidelog.cli.command import (
     CommandFunction,
     Commands,
@@ -60,6 +61,7 @@ from tidelog.cli.render import (
 )
 from tidelog.commitlog import SegmentedLog
 from tidelog.commitlog.codecs import CODEC_NAMES, make_codec
+from tidelog.commitlog.partitions import is_root
 from tidelog.commitlog.recovery import detect_codec
 from tidelog.config import LogConfig
 from tidelog.disk.interface import Disk
@@ -76,7 +78,8 @@ def existing_codec(disk: Disk, path: str, requested: str | None) -> str:
         raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
     codec = _codec_of_names(disk, path, names, requested)
     if codec is None:
-        raise NotFound(f"{path} holds no log; nothing was changed, check the path")
+        hint = "name one of its partitions, see tidelog log topics" if is_root(disk, path) else "check the path"
+        raise NotFound(f"{path} holds no log; nothing was changed, {hint}")
     return codec
 
 
@@ -530,6 +533,10 @@ def retain(args: Namespace, screen: Screen) -> int:
     """Drop the oldest sealed segments past an age or a size."""
     if args.keep_ms is None and args.keep_bytes is None:
         raise BadInput("no limit is given; nothing was dropped, give --keep, --keep-ms or --keep-bytes")
+    if is_root(PosixDisk(), args.dir):
+        return log_root.retain(args, screen)
+    if args.topic is not None:
+        raise BadInput("--topic is for a root of partitions; nothing was dropped, leave it out")
     with _open_log(args, screen) as log:
         done = log.retain(keep_ms=args.keep_ms, keep_bytes=args.keep_bytes, high_watermark=args.high_watermark)
     dropped = (
@@ -612,6 +619,7 @@ def add(commands: Commands) -> None:
     _add_repairs(verbs)
     _add_retention(verbs)
     _add_copies(verbs)
+    log_root.add(verbs)
 
 
 def _add_log_command(
@@ -774,13 +782,15 @@ def _add_retention(subcommands: Commands) -> None:
         "DIR",
         summary="drop old segments by age or size",
         description="Drop the oldest sealed segments past a limit; either limit is enough. The active segment stays,\n"
-        "and so do segments with uncommitted records of a consumer or past the high watermark.",
+        "and so do segments with uncommitted records of a consumer or past the high watermark. DIR may be a root of\n"
+        "partitions, as RustLog has it: then of every partition, or of those of one --topic.",
         example="tidelog log retain events --keep 7d --keep-bytes 10g",
     )
     age = parser.add_mutually_exclusive_group()
     age.add_argument("--keep", type=parse_age_ms, dest="keep_ms", metavar="AGE", help="30s, 15m, 12h, 7d, 2w")
     age.add_argument("--keep-ms", type=parse_count, metavar="N", help="the same in milliseconds")
     parser.add_argument("--keep-bytes", type=parse_size, metavar="N", help="bytes of the whole log: 4096, 64m, 10g")
+    parser.add_argument("--topic", metavar="NAME", help="of a root of partitions: only this topic")
     parser.add_argument(
         "--high-watermark", type=parse_count, metavar="N", help="keep every segment that reaches past this seq"
     )

@@ -28,6 +28,7 @@ from tidelog.commitlog.cleaner import RetentionResult
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log import SegmentedLog, make_config, take_lock
 from tidelog.commitlog.offsets import OFFSETS_FILE, ConsumerOffsets
+from tidelog.commitlog.recovery import detect_codec
 from tidelog.disk import process
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
 from tidelog.disk.interface import Disk, Lock, join
@@ -50,6 +51,29 @@ _TOPIC_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
 PARTITIONS_FILE = ".partitions"
 _MAGIC, _VERSION = b"TLPT", 1
+
+
+def is_root(disk: Disk, path: str) -> bool:
+    """Whether a directory holds topics with partitions, and is no log itself."""
+    check_path(path)
+    stat, topics = disk.stat(path), disk.stat(join(path, "topics"))
+    if stat is None or not stat.is_dir or topics is None or not topics.is_dir or has_segment_files(disk.list_dir(path)):
+        return False
+    return any(disk.stat(join(path, f"topics/{name}/partitions")) for name in disk.list_dir(join(path, "topics")))
+
+
+def root_codec(disk: Disk, path: str) -> str:
+    """Return the codec of the first partition that shows it; rustlog where all are empty."""
+    for topic in disk.list_dir(join(path, "topics")):
+        directory = join(path, f"topics/{topic}/partitions")
+        stat = disk.stat(directory)
+        for name in disk.list_dir(directory) if stat is not None and stat.is_dir else []:
+            partition = join(directory, name)
+            stat = disk.stat(partition)
+            names = disk.list_dir(partition) if stat is not None and stat.is_dir else []
+            if has_segment_files(names) and (codec := detect_codec(disk, partition, names)) is not None:
+                return codec
+    return "rustlog"
 
 
 class PartitionUse(NamedTuple):
@@ -329,6 +353,10 @@ class PartitionedLog:
         """Return range, watermark, segment count and size of every partition."""
         infos = []
         for number in range(self.topics().get(topic, 0)):
+            if self._read_only and not self._holds_log(topic, number):
+                self.check_partition(topic, number)
+                infos.append(PartitionInfo(topic, number, 0, 0, 0, 0, 0))  # never written to
+                continue
             log = self.partition(topic, number)
             infos.append(
                 PartitionInfo(topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size)
