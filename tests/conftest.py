@@ -16,6 +16,10 @@ from typing import Any, Final
 
 import pytest
 
+from tests.kit.s3 import _shared_s3_server, own_s3_server, s3_server
+
+__all__ = ["_shared_s3_server", "own_s3_server", "s3_server"]  # fixtures of every folder
+
 MEMORY_LIMIT_MIB: Final = 1_024
 """A test process that ever has more than this fails the run. Processes that tests start do not count."""
 

@@ -394,6 +394,7 @@ EXCUSES = (
         "it replaces conditions in a forked child and waits for none",
         ("threading.Condition",),
     ),
+    Excuse("disk/bounded_store.py", "a wait", "a caller waits for a store, and for none longer than a limit"),
     Excuse("native.py", "the file system", "which implementation is used is a setting of the process", ("os.environ",)),
     Excuse(
         "_pure_python.py",

@@ -33,6 +33,7 @@ Error
 │   ├── Rejected         the hook of this engine did not accept a payload
 │   ├── NewerFormat      the bytes were written by a newer version
 │   ├── ReadOnly         this log was opened for reading
+│   ├── WrongStore       a segment store that belongs to another database
 │   ├── Closed           this log was closed
 │   └── Forked           this handle was opened by another process, of which this one is a fork
 ├── Unavailable        nothing was written; try again later
@@ -42,6 +43,8 @@ Error
 │   ├── FifoFull         a fifo channel that holds as many messages as it may
 │   ├── FifoEmpty        a fifo channel with nothing to pop
 │   ├── HookFailed       the hook of this engine broke off
+│   ├── StoreUnavailable a segment store does not answer, or not in time
+│   │   └── StoreDenied    it refuses the credentials, or there is no such bucket
 │   ├── DiskFull         the device is full; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
 ├── InDoubt            it is unknown whether it was written; retry with the same key
@@ -324,6 +327,14 @@ class ReadOnly(Refused):
     code = "read_only"
 
 
+class WrongStore(Refused):
+    code = "wrong_store"
+
+    def __init__(self, store: str, reason: str, *, step: str) -> None:
+        super().__init__(f"the segment store {store} {reason}; nothing was changed, {step}")
+        self.store = store
+
+
 class Closed(Refused):
     code = "closed"
 
@@ -383,6 +394,23 @@ class FifoEmpty(Unavailable):
 
 class HookFailed(Unavailable):
     code = "hook_failed"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
+
+    def __init__(
+        self, store: str, reason: str, *, undone: str = "nothing was changed", step: str | None = None
+    ) -> None:
+        super().__init__(
+            f"the segment store {store} cannot be used: {reason}; {undone}, "
+            f"{step or 'check the network and the store, then retry'}"
+        )
+        self.store, self.reason = store, reason
+
+
+class StoreDenied(StoreUnavailable):
+    code = "store_denied"
 
 
 class DiskFull(Unavailable):

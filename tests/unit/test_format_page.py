@@ -27,7 +27,16 @@ from tidelog.commitlog.codecs import CODEC_NAMES as CODECS
 from tidelog.commitlog.codecs import laminar, make_codec, narwhal, rustlog, tide
 from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
-from tidelog.formats import batch, control_frames, frame, sealed_segment, segment_index, small_files, tag_index
+from tidelog.formats import (
+    batch,
+    cold_object,
+    control_frames,
+    frame,
+    sealed_segment,
+    segment_index,
+    small_files,
+    tag_index,
+)
 from tidelog.testing import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,6 +232,9 @@ LAYOUTS: dict[str, Layout] = {
     "Footer head": sealed_segment._FOOTER_HEAD,
     "Tag index head": tag_index._HEAD,
     "Deletion vector head": sealed_segment._DELETIONS_HEAD,
+    "Record sizes head": sealed_segment._SIZES_HEAD,
+    "Cold object entry": cold_object._ENTRY,
+    "Cold object trailer": cold_object._TRAILER,
     "Snapshot head": small_files._SNAPSHOT_HEADER,
     "Channel cursor": small_files._CURSOR,
     "rustlog record header": rustlog.HEADER,
@@ -323,6 +335,8 @@ def version_complaints(text: str) -> Iterator[str]:
         ".foot": (sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION),
         ".tag": (tag_index.MAGIC, tag_index.VERSION),
         ".del": (sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION),
+        ".siz": (sealed_segment.SIZES_MAGIC, sealed_segment.SIZES_VERSION),
+        "cold object": (cold_object.MAGIC, cold_object.VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         ".partitions": (partitions._MAGIC, partitions._VERSION),
         "metadata.bin": (small_files.CHANNEL_MAGIC, small_files.CHANNEL_VERSION),
@@ -333,7 +347,7 @@ def version_complaints(text: str) -> Iterator[str]:
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
     if said != right:
         yield f"magics and versions are {right}, not {said}"
-    for magic, version in list(right.values())[:7]:
+    for magic, version in list(right.values())[:9]:
         if f"`{magic.decode()}` {version}" not in text:
             yield f"no section says that it has an envelope `{magic.decode()}` {version}"
 

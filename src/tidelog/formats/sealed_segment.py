@@ -1,4 +1,5 @@
-"""The files that complete a sealed segment: its footer and its deletion vector. The only module that knows their bytes.
+"""The files that complete a sealed segment: its footer, its deletion vector and, for a segment in the cold tier, the
+sizes of its records. The only module that knows their bytes.
 
 The footer of a sealed segment, `seg-<first>.foot`.
 
@@ -26,6 +27,17 @@ The deletion vector of a sealed segment, `seg-<first>.del`.
 Data files never change, so that a segment can be kept in an object store; its deletions are stored here, and this file
 is replaced as a whole. `deleted` is the number of set bits, and bits after `size` are zero: the same deletions always
 give the same bytes.
+
+The record sizes of a sealed segment, `seg-<first>.siz`.
+
+    file header "TLRS" 1
+    ┌──────┬───────┬──────┬───────────────┐
+    │ base │ count │ zero │ sizes         │      u64, u32, u32, count × u32
+    └──────┴───────┴──────┴───────────────┘
+                            bytes of data and meta of seq base + i
+
+Written before a segment with metas moves to the cold tier: the index has the length of the data only, and a cap or a
+delete must know what a record counts without a read of the data.
 """
 
 from __future__ import annotations
@@ -234,3 +246,25 @@ def decode_deletion_vector(buf: Buffer, what: str = "deletion vector") -> Deleti
         reason = f"its head has {deleted} deletions, its bitmap {vector.count}"
         raise Corrupt(what, pos=small_files.FILE_HEADER_BYTES, reason=reason)
     return vector
+
+
+SIZES_MAGIC: Final = b"TLRS"
+SIZES_VERSION: Final = 1
+_SIZES_HEAD = Struct("<QII")
+
+
+def encode_record_sizes(base: int, sizes: Ints) -> bytes:
+    """Encode a `.siz` file."""
+    head = _SIZES_HEAD.pack(base, len(sizes), 0)
+    return small_files.wrap_file(SIZES_MAGIC, SIZES_VERSION, head + sizes.astype("<u4").tobytes())
+
+
+def decode_record_sizes(buf: Buffer, base: int, count: int, what: str = "record sizes") -> Ints:
+    """Decode the sizes of `count` records from `base` on; Corrupt or NewerFormat when it is another file."""
+    body = small_files.unwrap_file(SIZES_MAGIC, SIZES_VERSION, buf, what)
+    start = small_files.FILE_HEADER_BYTES
+    if len(body) != _SIZES_HEAD.size + 4 * count:
+        raise Corrupt(what, pos=start, reason=f"a body of {len(body)} bytes for {count} records")
+    if _SIZES_HEAD.unpack_from(body) != (base, count, 0):
+        raise Corrupt(what, pos=start, reason=f"it is not about the {count} records from {base} on")
+    return np.frombuffer(body, "<u4", offset=_SIZES_HEAD.size).astype(np.int64)
