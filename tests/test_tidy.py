@@ -404,6 +404,7 @@ EXCUSES = (
     ),
     Excuse("clock.py", "the clock", "it is the interface"),
     Excuse("commitlog/append.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
+    Excuse("commitlog/async_log.py", "a wait", "its writer thread waits for calls, and a follower for a record"),
     Excuse(
         "engine/background.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"
     ),

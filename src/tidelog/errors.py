@@ -11,6 +11,7 @@ Error
 │   ├── TopicFull        a write that would pass the cap of a topic that keeps its records
 │   ├── GapFound         records that a reader asked for were lost to a cap or to their age
 │   ├── StreamBroken     a streamed record broke off or ran past its ceiling
+│   ├── Truncated        records that a follower had read were removed by a truncate
 │   ├── UnexpectedSeq    the next seq is not the one the caller expected
 │   ├── CursorConflict   a group of consumers is not where the caller thought, or would go where it cannot
 │   ├── BatchConflict    a numbered batch that is not the one its writer wrote, or comes after later ones
@@ -47,6 +48,7 @@ Error
 │   │   └── StoreDenied    it refuses the credentials, or there is no such bucket
 │   ├── DiskFull         the device is full; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
+├── WriteCancelled     the cause of a CancelledError: the write had begun and was finished first
 ├── InDoubt            it is unknown whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
@@ -144,6 +146,17 @@ class GapFound(Refused):
 
 class StreamBroken(Refused):
     code = "stream_broken"
+
+
+class Truncated(Refused):
+    code = "truncated"
+
+    def __init__(self, log: str, *, asked: int, seq: int) -> None:
+        super().__init__(
+            f"{log}: records from seq {seq} on were removed by a truncate, and this reader had read up to seq "
+            f"{asked - 1}; nothing was written, discard what it read from {seq} on and read on from there"
+        )
+        self.log, self.asked, self.seq = log, asked, seq
 
 
 class UnexpectedSeq(Refused):
@@ -419,6 +432,19 @@ class DiskFull(Unavailable):
 
 class WriteFailed(Unavailable):
     code = "write_failed"
+
+
+class WriteCancelled(Error):
+    """The outcome of a cancelled call: `error.__cause__` of the `asyncio.CancelledError`. `result` is what the call
+    would have returned, `acked` the seqs that it wrote."""
+
+    code, written = "write_cancelled", True
+
+    def __init__(self, log: str, *, result: object) -> None:
+        super().__init__(f"{log}: the call was cancelled after its write had begun; it was finished, do not repeat it")
+        self.log, self.result = log, result
+        if isinstance(result, range):
+            self.acked = result
 
 
 class InDoubt(Error):

@@ -1,4 +1,4 @@
-"""Every codec on every disk is the same log: whatever the bytes look like, the answers are these."""
+"""Every codec on every disk is the same log, awaited or not: whatever the bytes look like, the answers are these."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pytest
+from tests.kit.awaited_log import AwaitedLog
 
 from tidelog.commitlog import LogConfig, Page, SegmentedLog
 from tidelog.disk.interface import Disk, join
@@ -22,6 +23,7 @@ from tidelog.types import Buffer, Record
 Opener: TypeAlias = Callable[..., SegmentedLog]
 
 FIRST = {"tide": 1, "rustlog": 0, "laminar": 0, "narwhal": 1}
+COLUMNS = {"tide": {"node", "tag", "meta"}, "rustlog": set(), "laminar": {"meta"}, "narwhal": {"node"}}
 RESOLUTION_US = {"tide": 1000, "rustlog": 1, "narwhal": 1000}
 DATAS = [b"%d:" % number + b"x" * (number * 13 % 60) for number in range(40)]
 BACK_US = 1_600_000_000_000_000  # years before the clock of the tests
@@ -39,12 +41,13 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["posix", "memory", "sim"])
+@pytest.fixture(params=["posix", "memory", "sim", "sim, awaited"])
 def disk(request: pytest.FixtureRequest, clock: ManualClock) -> Disk:
     makers: dict[str, Callable[[], Disk]] = {
         "posix": PosixDisk,
         "memory": lambda: MemoryDisk(clock),
         "sim": lambda: SimDisk(clock=clock),
+        "sim, awaited": lambda: SimDisk(clock=clock),
     }
     return makers[request.param]()
 
@@ -55,9 +58,10 @@ def path(disk: Disk, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def open_log(codec: str, clock: ManualClock, disk: Disk, path: str) -> Iterator[Opener]:
+def open_log(codec: str, clock: ManualClock, disk: Disk, path: str, request: pytest.FixtureRequest) -> Iterator[Opener]:
     """Open the log, several times if wanted; a small segment unless told otherwise. Closed when the test is over."""
     opened: list[SegmentedLog] = []
+    is_awaited = "awaited" in request.node.callspec.params["disk"]
 
     def open_it(**settings: Any) -> SegmentedLog:
         # A real sync takes milliseconds; what syncs promise is for other suites, on disks that can lose power.
@@ -69,12 +73,15 @@ def open_log(codec: str, clock: ManualClock, disk: Disk, path: str) -> Iterator[
             "segment_bytes_max": 600,
             "sync": sync,
         }
-        opened.append(SegmentedLog.open(path, **defaults | settings))
+        open_one = AwaitedLog.open if is_awaited else SegmentedLog.open
+        opened.append(cast(SegmentedLog, open_one(path, **defaults | settings)))
         return opened[-1]
 
     yield open_it
     for log in opened:
         log.close()
+        if is_awaited:
+            cast(AwaitedLog, log).end()
 
 
 def fill(log: SegmentedLog, clock: ManualClock) -> list[Record]:
@@ -120,7 +127,7 @@ def test_a_new_log_is_empty_and_says_where_it_will_begin(open_log: Opener, codec
     log = open_log()
     first = FIRST[codec]
     assert (log.lowest, log.highest, len(log), list(log)) == (first, first, 0, [])
-    assert (log.segments, log.size, log.codec) == ([range(first, first)], 0, codec)
+    assert (log.segments, log.size, log.codec, log.is_empty) == ([range(first, first)], 0, codec, True)
     assert log.report.clean
 
 
@@ -175,6 +182,29 @@ def test_reading_an_empty_log_is_out_of_range(open_log: Opener) -> None:
     log = open_log()
     with pytest.raises(OutOfRange, match="empty"):
         log.read(log.lowest)
+
+
+def test_bounds_of_an_empty_log(open_log: Opener) -> None:
+    log = open_log(first_seq=10)
+    assert log.is_empty
+    assert [log.has_index(seq) for seq in (9, 10, 11)] == [False] * 3
+    assert [log.normalize_index(seq) for seq in (9, 10, 11)] == [None] * 3
+
+
+def test_an_index_is_inside_from_the_lowest_to_below_the_highest(open_log: Opener, clock: ManualClock) -> None:
+    log = open_log(first_seq=10)
+    fill(log, clock)
+    stop = 10 + len(DATAS)
+    assert not log.is_empty
+    assert [log.has_index(seq) for seq in (-1, 9, 10, 11, stop - 1, stop)] == [False, False, True, True, True, False]
+    assert [log.normalize_index(seq) for seq in (9, 10, 17, stop - 1, stop)] == [None, 0, 7, len(DATAS) - 1, None]
+    log.retain(keep_bytes=500)
+    lowest = log.lowest
+    assert lowest > 10
+    assert (log.has_index(lowest - 1), log.normalize_index(lowest - 1)) == (False, None)
+    assert (log.normalize_index(lowest), log.normalize_index(stop - 1)) == (0, len(log) - 1)
+    log.truncate(lowest)
+    assert (log.is_empty, log.has_index(lowest), len(log)) == (True, False, 0)
 
 
 def test_any_range_can_be_read(open_log: Opener, clock: ManualClock) -> None:
@@ -301,16 +331,42 @@ def test_a_record_can_come_in_chunks_that_are_awaited(open_log: Opener) -> None:
     assert log.append(b"next") == seq + 1
 
 
-def test_a_streamed_record_and_an_appended_one_leave_the_same_bytes(open_log: Opener, disk: Disk, path: str) -> None:
+@pytest.mark.parametrize("columns", [(), ("meta",), ("node",), ("node", "tag", "meta")], ids=repr)
+def test_a_streamed_record_and_an_appended_one_leave_the_same_bytes(
+    open_log: Opener, disk: Disk, path: str, codec: str, columns: tuple[str, ...]
+) -> None:
+    values: dict[str, Any] = {name: f"its {name}".encode() for name in columns}
     log = open_log()
-    log.append(b"whole")
+    if not set(columns) <= COLUMNS[codec]:
+        before = contents(disk, path)
+        for write in (partial(log.append, b"whole", **values), partial(log.append_stream, [b"whole"], **values)):
+            with pytest.raises(BadInput, match="layout"):
+                write()
+        assert contents(disk, path) == before
+        return
+    log.append(b"whole", **values)
     log.close()
     plain = contents(disk, path)
     open_log().remove()
     log = open_log()
-    log.append_stream([b"wh", b"ole"])
+    seq = log.append_stream([b"wh", b"ole"], **values)
+    record = log.read(seq)
+    assert (record.data, {name: getattr(record, name) for name in columns}) == (b"whole", values)
     log.close()
     assert contents(disk, path) == plain
+
+
+def test_a_meta_that_no_segment_can_hold_is_refused(open_log: Opener, disk: Disk, path: str, codec: str) -> None:
+    log = open_log()
+    if "meta" not in COLUMNS[codec]:
+        return
+    log.append(b"a")
+    before = contents(disk, path)
+    with pytest.raises(TooLarge, match="meta"):
+        log.append_stream([b"x"], meta=bytes(901))
+    assert contents(disk, path) == before
+    seq = log.append_stream([b"x"], meta=b"m" * 500)
+    assert (log.read(seq).data, log.read(seq).meta) == (b"x", b"m" * 500)
 
 
 # Segments.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tidelog.commitlog import AsyncSegmentedLog, SegmentedLog
 from tidelog.testing import ManualClock, SimDisk
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -59,6 +60,20 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
     rows = PAGE.read_text().split("## Values that calls return\n")[1].split("\n## ")[0].splitlines()
     documented = [re.findall(r"`(\w+)`", row) for row in rows if row.startswith("| `")]
     assert {name: set(names) for name, *names in documented} == {type(v).__name__: public_names(v) for v in values}
+
+
+def test_the_logs_show_exactly_the_documented_names() -> None:
+    text = PAGE.read_text().split("\n## The segmented log\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    names = {mark: set[str]() for mark in ("", "(plain)", "(async)")}
+    for cell, note in rows:
+        names[next(mark for mark in ("(plain)", "(async)", "") if note.strip().startswith(mark))] |= set(
+            re.findall(r"`(\w+)`", cell)
+        )
+    with SegmentedLog.open("log", disk=SimDisk()) as log:
+        assert public_names(log) == names[""] | names["(plain)"]
+    shown = {name for name in dir(AsyncSegmentedLog) if not name.startswith("_")}
+    assert shown == names[""] | names["(async)"]
 
 
 def test_the_package_exports_the_documented_objects() -> None:

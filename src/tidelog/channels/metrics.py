@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,24 +25,12 @@ from threading import Lock
 from typing import Final
 
 from tidelog.clock import Clock
+from tidelog.commitlog.metrics import DURATION_BOUNDS_S, DurationHistogram
 from tidelog.errors import Error
 
-DURATION_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+__all__ = ["DURATION_BOUNDS_S", "SUCCESS", "ChannelMetrics", "DurationHistogram"]  # the server has both kinds
+
 SUCCESS: Final = "success"
-
-
-class DurationHistogram:
-    """Durations: the count in each bucket, the total count and the sum."""
-
-    __slots__ = ("buckets", "count", "sum_s")
-
-    def __init__(self) -> None:
-        self.buckets, self.count, self.sum_s = [0] * (len(DURATION_BOUNDS_S) + 1), 0, 0.0
-
-    def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(DURATION_BOUNDS_S, seconds)] += 1
-        self.count += 1
-        self.sum_s += seconds
 
 
 class ChannelMetrics:

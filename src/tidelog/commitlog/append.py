@@ -51,6 +51,7 @@ def append_batch(state: LogState, batch: Batch, expected: int | None) -> range:
         limit = min(state.codec.record_bytes_max, remaining_bytes(state, empty_segment=True))
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
+        state.files.counters.append_calls += 1
         try:
             _write_batch(state, batch)
         except Error as error:
@@ -125,6 +126,7 @@ def roll_segment(state: LogState, *, next_base: int | None = None, lenient: bool
 
 
 def _switch_active(state: LogState, sealed: SealedSegment, active: ActiveSegment) -> None:
+    state.files.counters.segments_sealed += 1
     old, state.active, state.durable = state.active, active, active.base
     state.sealed.append(sealed)
     old.close()
@@ -135,8 +137,10 @@ def next_ts_us(state: LogState) -> int:
     return max(state.clock.now_us(), state.active.last_ts_us)
 
 
-def account_write(state: LogState, *, durable: bool) -> None:
-    """Update the durable seq after a write, and sync when the interval is over."""
+def account_write(state: LogState, size: int, records: int, *, durable: bool) -> None:
+    """Count a write of `size` bytes, update the durable seq, and sync when the interval is over."""
+    state.files.counters.append_bytes += size
+    state.files.counters.append_records += records
     state.active.last_write_us = state.clock.now_us()
     if durable:
         state.durable = state.highest
@@ -174,8 +178,9 @@ def _write_parts(
         end = done + max(fitting, 1)
         encoded = encode(done, end)  # first: records that the layout refuses must not reach the manifest
         log_state.reserve_seqs(state, encoded.next_seq)
+        before, first = state.active.size, state.highest
         state.active.write(encoded, durable=durable)
-        account_write(state, durable=durable)
+        account_write(state, state.active.size - before, state.highest - first, durable=durable)
         done = end
 
 
@@ -242,6 +247,7 @@ def append_rows(state: LogState, rows: Rows) -> None:
             )
         spans = [span for span in (rows.data, rows.node, rows.tag, rows.meta) if span is not None]
         weights = np.sum([span.size for span in spans], axis=0) + _RECORD_OVERHEAD_BYTES
+        state.files.counters.append_calls += 1
         _write_parts(
             state,
             len(rows),
@@ -294,12 +300,16 @@ class StreamAppend:
 
     def __init__(self, state: LogState, batch: Batch, expected: int | None) -> None:
         self._state, self._batch = state, batch
+        self._meta = batch.meta if isinstance(batch.meta, bytes) else batch.meta[0]
         with state.writer_lock, state.mutex:
             state.check_writable()
             check_expected_seq(state, expected)
             check_columns(state, batch)
+            limit = min(state.codec.record_bytes_max, remaining_bytes(state, empty_segment=True))
+            if len(self._meta) > limit:
+                raise TooLarge(f"{state.path}: the meta of a record", size=len(self._meta), limit=limit)
             roll_if_needed(state)
-            if remaining_bytes(state) <= _FRAMING_BYTES_MAX and state.active.size:
+            if remaining_bytes(state) <= _FRAMING_BYTES_MAX + len(self._meta) and state.active.size:
                 roll_segment(state)  # the overflow is used up: nothing would fit
             self._seq, self._ts_us = state.highest, next_ts_us(state)
             header = state.codec.encode_stream_header(self._seq, self._ts_us, batch, -1)
@@ -352,7 +362,7 @@ class StreamAppend:
                     active.data.stage(trailer)
                 elif durable:
                     # Without a checksum in the data file, the header must not become durable before the data.
-                    state.latch.sync_or_trip(active.data)
+                    active.timed_sync(active.data)
                 active.data.overwrite_staged(0, header)
                 # Read back piece by piece: the header comes first and is known last.
                 checksum = codec.checksum(chain((header,), self._read_back(size)))
@@ -360,11 +370,14 @@ class StreamAppend:
                 state.active_stream = None
                 raise active.roll_back_after(error) from error
             state.active_stream = None
-            one = np.ones(1, np.int64)
+            one, meta_bytes = np.ones(1, np.int64), len(self._meta)
             data = Span(one * len(header), one * size)
-            rows = Rows(header, one * self._seq, one * self._ts_us, one * 0, data)
+            meta = Span(one * (len(header) - meta_bytes), one * meta_bytes) if meta_bytes else None
+            rows = Rows(header, one * self._seq, one * self._ts_us, one * 0, data, meta=meta)
+            before = active.size
             active.commit_stream(rows, np.array([checksum], np.uint64), durable=durable)
-            account_write(state, durable=durable)
+            state.files.counters.append_calls += 1
+            account_write(state, active.size - before, 1, durable=durable)
         return self._seq
 
     def _check_active(self) -> None:

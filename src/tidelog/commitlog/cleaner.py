@@ -254,6 +254,7 @@ def drop_segments(state: LogState, count: int, reason: str) -> RetentionResult:
                 raise
         # After the files: a reader that finds no segment gets OutOfRange with the new range.
         del state.sealed[0]
+        state.files.counters.segments_dropped += 1
         records += segment.stop - segment.base
         size += segment.size + segment.side_bytes
     return RetentionResult(count, records, size, state.lowest, reason)
@@ -446,6 +447,7 @@ def truncate_log(state: LogState, seq: int) -> int:
         except OSError as error:
             _reload(state)
             raise state.latch.trip(error, action) from error
+        state.files.counters.truncations += 1
         assert state.active.next_seq <= seq, "truncate keeps nothing at or above seq"
         if state.active.next_seq < seq:
             # Compaction removed the records just below seq. Only a segment's name can carry the numbering.
@@ -529,10 +531,11 @@ def _remove_later_segments(state: LogState, base: int) -> None:
     state.files.remove_segment(state.active.base)
     while state.sealed[-1].base > base:
         state.files.remove_segment(state.sealed.pop().base)
-    state.sealed.pop()
     state.files.drop_cached(base)
 
 
 def _open_as_active(state: LogState, base: int) -> None:
     state.active = open_active(state.files, state.latch, base, RecoveryReport(), writable=True)
+    if state.sealed and state.sealed[-1].base == base:
+        state.sealed.pop()  # after: `lowest`, which is read without a lock, never shows a seq above the first record
     state.durable = state.active.next_seq

@@ -28,6 +28,7 @@ from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionRe
 from tidelog.commitlog.codec import Batch, Codec
 from tidelog.commitlog.codecs import has_segment_files, make_codec
 from tidelog.commitlog.log_state import LogState
+from tidelog.commitlog.metrics import LogCounters, LogMetrics
 from tidelog.commitlog.offsets import (
     OFFSETS_FILE,
     ConsumerOffsets,
@@ -110,13 +111,16 @@ def open_log(
 
 def _open_state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig, *, writable: bool) -> LogState:
     latch = WriteLatch(path)
-    files = LogFiles(disk, path, codec, LruCache(config.maps_max), LruCache(config.index_cache))
+    counters = LogCounters(clock)
+    files = LogFiles(disk, path, codec, LruCache(config.maps_max), LruCache(config.index_cache), counters)
+    start_us = clock.monotonic_us()
     verify = codec.verifies_on_open if config.verify_on_open is None else config.verify_on_open
     snapshot: DirectorySnapshot | None = None
     if writable:
         recovered = recover_log(files, latch, writable=True, verify=verify, repair=config.repair)
     else:
         recovered, snapshot = recover_for_reading(files, latch, verify=verify)
+    counters.recovery_us = clock.monotonic_us() - start_us
     active = recovered.active
     is_new = active is None and recovered.next_base is None
     if active is None:
@@ -149,6 +153,7 @@ def _open_state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogCo
         has_offsets=disk.stat(join(path, OFFSETS_FILE)) is not None,
         directory_snapshot=snapshot,
     )
+    state.count_rebuilds()
     if recovered.manifest is not None:
         state.reserved_seq = active.next_seq if recovered.manifest.clean else recovered.manifest.reserved
         state.has_offsets |= recovered.manifest.offsets
@@ -351,7 +356,7 @@ class SegmentedLog:
 
         With `expected`, write only if the record gets that seq (UnexpectedSeq otherwise).
         """
-        _check_bytes((data,))
+        check_bytes((data,))
         return append.append_batch(self._state, Batch((data,), node, tag, meta), expected)[0]
 
     def append_many(
@@ -368,7 +373,7 @@ class SegmentedLog:
         A batch that fits one segment is one write. With the tide codec it is then atomic: after a crash all of its
         records exist or none. The other codecs keep a prefix.
         """
-        _check_bytes(datas)
+        check_bytes(datas)
         return append.append_batch(self._state, Batch(datas, node, tag, meta), expected)
 
     def append_stream(
@@ -377,6 +382,7 @@ class SegmentedLog:
         *,
         node: bytes = b"",
         tag: bytes = b"",
+        meta: bytes = b"",
         expected: int | None = None,
     ) -> int:
         """Write one record from chunks of bytes, without keeping it in memory, and return its seq.
@@ -384,7 +390,7 @@ class SegmentedLog:
         Its largest size is the rest of the active segment plus the overflow. A stream that is longer, breaks off or
         meets a disk error is rolled back and nothing is visible (StreamBroken).
         """
-        return append.append_stream(self._state, chunks, Batch((b"",), node, tag), expected)
+        return append.append_stream(self._state, chunks, Batch((b"",), node, tag, meta), expected)
 
     async def append_stream_async(
         self,
@@ -392,10 +398,11 @@ class SegmentedLog:
         *,
         node: bytes = b"",
         tag: bytes = b"",
+        meta: bytes = b"",
         expected: int | None = None,
     ) -> int:
         """`append_stream` from an async iterable. While it runs, other appends to this log are refused as Busy."""
-        return await append.append_stream_async(self._state, chunks, Batch((b"",), node, tag), expected)
+        return await append.append_stream_async(self._state, chunks, Batch((b"",), node, tag, meta), expected)
 
     def append_rows(self, rows: Rows) -> None:
         """Write records with their own seqs and times, for import and conversion. Seqs must rise above `highest`;
@@ -571,6 +578,19 @@ class SegmentedLog:
         return self.highest - self.lowest
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no seq in [lowest, highest). A log whose records were all compacted away is not empty."""
+        return self._state.is_empty
+
+    def has_index(self, seq: int) -> bool:
+        """Whether `lowest <= seq < highest`. The record may still be missing: compacted away, or damaged."""
+        return self._state.has_index(seq)
+
+    def normalize_index(self, seq: int) -> int | None:
+        """Return the position of `seq` counted from `lowest`, in [0, len); None where it is outside of the log."""
+        return self._state.normalize_index(seq)
+
+    @property
     def size(self) -> int:
         """Bytes on disk: data and side files."""
         with self._state.mutex:
@@ -599,6 +619,11 @@ class SegmentedLog:
         return FlusherState() if self._flusher is None else self._flusher.state
 
     @property
+    def metrics(self) -> LogMetrics:
+        """Its metrics: `log.metrics.snapshot()`, `log.metrics.prometheus_text()`."""
+        return LogMetrics(self._state)
+
+    @property
     def damage_skipped(self) -> int:
         """How many damaged places readers have skipped with `skip_damage`."""
         return self._state.damage_skipped
@@ -609,7 +634,8 @@ class SegmentedLog:
         return self._state
 
 
-def _check_bytes(datas: Sequence[object]) -> None:
+def check_bytes(datas: Sequence[object]) -> None:
+    """Refuse records that are not bytes before anything is written."""
     if native.all_bytes(datas):
         return
     for kind in set(map(type, datas)) - {bytes}:

@@ -77,11 +77,24 @@ class LogState:
 
     @property
     def lowest(self) -> int:
-        return self.sealed[0].base if self.sealed else self.active.base
+        for segment in self.sealed:  # not by number: another thread may drop the last one right now
+            return segment.base
+        return self.active.base
 
     @property
     def highest(self) -> int:
         return self.active.next_seq
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lowest >= self.highest
+
+    def has_index(self, seq: int) -> bool:
+        return self.lowest <= seq < self.highest
+
+    def normalize_index(self, seq: int) -> int | None:
+        lowest = self.lowest
+        return seq - lowest if lowest <= seq < self.highest else None
 
     def can_sync(self) -> bool:
         """Whether the background thread may sync what was written."""
@@ -126,6 +139,11 @@ class LogState:
         self.files.mapped_data.clear()
         self.files.cached_sides.clear()
         process.poison_locks(self.path, pid, self, self.active)
+
+    def count_rebuilds(self) -> None:
+        """Add what recovery rebuilt to the metrics."""
+        self.files.counters.index_rebuilds += self.report.index_rebuilds
+        self.files.counters.index_rebuild_us += self.report.index_rebuild_us
 
     def segment_at(self, seq: int) -> SealedSegment | ActiveSegment:
         """Return the segment whose range contains `seq`."""

@@ -99,6 +99,7 @@ def _read_chunk(state: LogState, seq: int, end: int, bytes_max: int) -> tuple[Se
     segment: SealedSegment | ActiveSegment
     with state.mutex:
         state.check_open()
+        state.files.counters.reads += 1
         segment = state.segment_at(seq)
         content = segment.content()
         chunk: Chunk | None = None
@@ -130,6 +131,7 @@ def apply_recovered(state: LogState, recovered: RecoveredLog) -> None:
     """Replace the segments of an open log by newly recovered ones."""
     state.active.close()
     state.sealed, state.report = recovered.sealed, recovered.report
+    state.count_rebuilds()
     state.active = recovered.active or missing_active_segment(state.files, state.latch, recovered.next_base or 0)
     state.durable = state.active.next_seq
 

@@ -61,6 +61,8 @@ class RecoveryReport:
     cut_bytes: int = 0
     cut_reason: str = ""
     rebuilt: list[str] = field(default_factory=list)
+    index_rebuilds: int = 0  # segments whose derived files were built again from the data
+    index_rebuild_us: int = 0
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -479,6 +481,13 @@ def _report_contradiction(segment: SealedSegment, fault: Fault, report: Recovery
 def _rebuild_index(segment: SealedSegment, report: RecoveryReport, *, writable: bool) -> None:
     """Rebuild the index of a sealed segment from its data. Where the data is damaged nothing is written: an index
     without the damaged records would hide that they existed."""
+    start_us = segment.files.counters.clock.monotonic_us()
+    _rebuild_sealed_sides(segment, report, writable=writable)
+    report.index_rebuilds += 1
+    report.index_rebuild_us += segment.files.counters.clock.monotonic_us() - start_us
+
+
+def _rebuild_sealed_sides(segment: SealedSegment, report: RecoveryReport, *, writable: bool) -> None:
     files, base = segment.files, segment.base
     codec, disk = files.codec, files.disk
     sides = _read_sides(files, base)
@@ -733,3 +742,4 @@ def _repair_active(files: LogFiles, base: int, data: File, scan: ActiveScan, rep
         else:
             replace_file(disk, path, expected, temporary=f"{path}.rebuilding")
             report.rebuilt.append(codec.side_name(base, suffix))
+            report.index_rebuilds += 1

@@ -44,9 +44,11 @@ from tidelog.commitlog.codec import (
     build_append,
     iter_chunks,
 )
+from tidelog.commitlog.metrics import LogCounters
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.durability import (
     DISK_FULL_ERRNOS,
+    Syncable,
     SyncFailed,
     WriteLatch,
     read_file,
@@ -98,6 +100,10 @@ class LruCache(Generic[V]):
     def clear(self) -> None:
         self._values.clear()
 
+    def values(self) -> list[V]:
+        """Return the cached values; none of them counts as used."""
+        return list(self._values.values())
+
     def __len__(self) -> int:
         return len(self._values)
 
@@ -110,7 +116,7 @@ class MmapReader:
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
-        self.size = len(view)
+        self.size: int = len(view)
 
     def fetch(self, lo: int, hi: int) -> memoryview:
         return self._view[lo:hi]
@@ -140,13 +146,15 @@ def map_file(disk: Disk, path: str) -> memoryview | None:
 
 @dataclass(slots=True)
 class LogFiles:
-    """Directory, disk and codec of a log, and the caches that bound how many segments stay mapped or in memory."""
+    """Directory, disk and codec of a log, the caches that bound how many segments stay mapped or in memory, and the
+    counters of its metrics."""
 
     disk: Disk
     directory: str
     codec: Codec
     mapped_data: LruCache[MmapReader]
     cached_sides: LruCache[list[Buffer | None]]
+    counters: LogCounters = field(default_factory=LogCounters)
 
     def data_path(self, base: int) -> str:
         return join(self.directory, self.codec.data_name(base))
@@ -387,10 +395,10 @@ class ActiveSegment:
 
     def _commit(self, encoded: EncodedAppend, *, durable: bool) -> None:
         """Write the sides of the staged bytes, sync if `durable`, and publish the records."""
-        codec, latch = self._files.codec, self._latch
+        codec = self._files.codec
         # An index entry must never point at bytes that a power cut can remove.
         if durable and codec.syncs_data_first:
-            latch.sync_or_trip(self.data)
+            self.timed_sync(self.data)
         try:
             for file, size, piece in zip(self._sides, self._side_sizes, encoded.sides, strict=True):
                 if piece and file is not None and isinstance(piece, bytes) and not self._is_deferred_index(file):
@@ -429,6 +437,11 @@ class ActiveSegment:
             except OSError as error:
                 raise self._latch.trip(error, "rolling back an interrupted write") from error
 
+    def timed_sync(self, file: Syncable) -> None:
+        """Sync one file of the segment and measure it; a failure latches the log."""
+        with self._files.counters.timed_sync():
+            self._latch.sync_or_trip(file)
+
     def sync(self, *, data: bool = True) -> None:
         """Make everything written so far durable: the data and the authoritative sides."""
         with self._fd_lock:
@@ -438,10 +451,10 @@ class ActiveSegment:
         # The kernel reports a failed sync once per descriptor: the latch reports it to every later sync.
         self._latch.check_before_sync()
         if data:
-            self._latch.sync_or_trip(self.data)
+            self.timed_sync(self.data)
         for number, file in enumerate(self._sides):
             if number in self._files.codec.authoritative_sides and file is not None:
-                self._latch.sync_or_trip(file)
+                self.timed_sync(file)
 
     def sync_concurrently(self) -> bool:
         """`sync` beside appends, without the log's lock; False where the segment was closed before."""
@@ -456,10 +469,10 @@ class ActiveSegment:
         with self._fd_lock:
             self._latch.check_before_sync()
             if not derived_only:
-                self._latch.sync_or_trip(self.data)
+                self.timed_sync(self.data)
             for number, file in enumerate(self._sides):
                 if file is not None and not (derived_only and number in self._files.codec.authoritative_sides):
-                    self._latch.sync_or_trip(file)
+                    self.timed_sync(file)
 
     def trim_sides(self) -> None:
         """Cut side files to their used size before the segment is sealed, without preallocated bytes."""
@@ -481,6 +494,7 @@ class ActiveSegment:
 
     def roll_back_after(self, error: OSError) -> Error:
         """Roll back the staged bytes; return the error to raise."""
+        self._files.counters.write_failures += 1
         try:
             self.truncate_to_committed()
         except OSError as second:

@@ -297,6 +297,17 @@ def processor_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def page_faults() -> tuple[int, int] | None:
+    """All page faults of this process since it started, and those that waited for the device; None if the system does
+    not count them."""
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return None
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt, usage.ru_majflt
+
+
 def measure_sync_us(directory: str, now_us: Callable[[], int], *, rounds: int = 20) -> int:
     """Measure the median latency of a 4 KiB write with fdatasync, in microseconds. Raises OSError."""
     import tempfile  # late: importing it takes a tenth of the start of a process

@@ -303,6 +303,14 @@ def encode_lengths(lengths: NDArray[np.uint32]) -> bytes:
     return _HEAD.pack(len(lengths), 0, _PAD) + lengths.tobytes()
 
 
+def encode_single_body(data_bytes: int, meta: bytes) -> bytes:
+    """Encode the body of a frame up to its data, for one record with meta whose data is written in pieces."""
+    for what, size in (("data", data_bytes), ("meta", len(meta))):
+        if size > U32_MAX:
+            raise TooLarge(f"the {what} of a record", size=size, limit=U32_MAX)
+    return _HEAD.pack(1, _HAS_METAS, _PAD) + pack("<II", data_bytes, len(meta)) + meta
+
+
 def encode_arrow(
     topic_id: int,
     first_seq: int,

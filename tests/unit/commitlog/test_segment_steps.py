@@ -183,6 +183,7 @@ def test_a_new_report_has_found_nothing() -> None:
     assert {name: getattr(report, name) for name in report.__slots__} == {
         "segments": 0, "cut_bytes": 0, "cut_reason": "", "rebuilt": [], "swept": [], "quarantined": [], "damage": [],
         "next_seq_floor": 0, "cut_suspect": False, "has_unexplained_tail": False, "notes": [],
+        "index_rebuilds": 0, "index_rebuild_us": 0,
     }  # fmt: skip
 
 

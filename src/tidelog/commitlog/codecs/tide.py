@@ -146,10 +146,10 @@ class TideCodec(Codec):
         )
 
     def encode_stream_header(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
-        node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
-        header = frame.encode_header(
-            frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag
-        )
+        node, tag, meta = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta))
+        body = batches.encode_single_body(max(size, 0), meta) if meta else b""
+        kind, data_len = (frame.APPEND_BATCH if meta else frame.APPEND), len(body) + max(size, 0)
+        header = frame.encode_header(kind, seq=seq, ts_ms=ts_us // 1000, data_len=data_len, node=node, tag=tag) + body
         return bytes(len(header)) if size < 0 else header  # a scan ends at zeros
 
     def encode_stream_trailer(self, header: bytes, data: Iterable[Buffer], /) -> bytes:

@@ -1,0 +1,758 @@
+"""The segmented log for asyncio: the event loop never waits for the disk.
+
+    task ── append ──► queue ──► writer thread: SegmentedLog.append_many ──► every task gets its seq
+    task ── read ────► pool of reader threads: SegmentedLog.read
+
+`AsyncSegmentedLog` owns a `SegmentedLog`. Everything that changes it runs on one writer thread, in the order of the
+calls; reads run in a small pool. While the writer thread syncs, the queue fills, and the single appends in it are
+written as one batch with one sync, so many tasks that append share the cost of a sync.
+
+**Cancellation.** A call that is cancelled while it waits in the queue is taken out of it: nothing was done. One that
+the writer thread has begun is finished first. Then the CancelledError is raised, and its `__cause__` is the outcome:
+`WriteCancelled` with the result, or the error of the write, which has `written` and `acked` as always. A cancelled
+stream is rolled back, unless its commit had begun. A cancelled read has no effect. A cancelled `open` leaves no lock.
+
+**Followers** (`follow`) are woken by the writer thread. They never wait on a thread of the pool: a follower without
+news costs one object in a set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+from weakref import finalize
+
+import pyarrow as pa
+
+from tidelog.clock import Clock
+from tidelog.commitlog.append import FlusherState, StreamAppend
+from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult
+from tidelog.commitlog.codec import Batch
+from tidelog.commitlog.log import SegmentedLog, check_bytes
+from tidelog.commitlog.metrics import LogMetrics
+from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.read import Page
+from tidelog.commitlog.recovery import RecoveryReport
+from tidelog.commitlog.storage import guard_stream_async
+from tidelog.config import LogConfig
+from tidelog.disk import process
+from tidelog.disk.interface import Disk
+from tidelog.errors import BadInput, Closed, Error, Latched, OutOfRange, ReadOnly, Truncated, WriteCancelled
+from tidelog.formats import rows as columns
+from tidelog.formats.rows import Rows
+from tidelog.types import Buffer, Record
+
+T = TypeVar("T")
+_GATHERED_RECORDS_MAX: Final = 1024  # of single appends that are written as one batch
+_GATHERED_BYTES_MAX: Final = 4 << 20
+_CHUNK_BYTES: Final = 1 << 20  # of one read of an iteration: a page of records in memory
+_READERS: Final = 4
+
+
+class _JobState(Enum):
+    QUEUED = "queued"  # may be withdrawn
+    BEGUN = "begun"  # runs to its end
+    WITHDRAWN = "withdrawn"  # cancelled in the queue: never runs
+    DONE = "done"
+
+
+class _Record:
+    """The one record of an append that may be written together with others."""
+
+    __slots__ = ("data", "meta", "node", "tag")
+
+    def __init__(self, data: bytes, node: bytes, tag: bytes, meta: bytes) -> None:
+        self.data, self.node, self.tag, self.meta = data, node, tag, meta
+
+
+class _Job(Generic[T]):
+    """One call for the writer thread. Its outcome is set on the event loop that waits for it."""
+
+    __slots__ = ("call", "error", "loop", "record", "state", "value", "waiter")
+
+    def __init__(
+        self, call: Callable[[], T], loop: asyncio.AbstractEventLoop | None, record: _Record | None = None
+    ) -> None:
+        self.call, self.loop, self.record = call, loop, record
+        self.state = _JobState.QUEUED
+        self.value: T | None = None
+        self.error: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def run(self) -> None:
+        try:
+            self.value = self.call()
+        except BaseException as error:  # of the call: it is raised where the call was made
+            self.error = error
+
+    def finish(self) -> None:
+        """Wake the task that waits for the outcome. Called on its event loop."""
+        self.state = _JobState.DONE
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class _Follower:
+    """A task that follows the log. `truncations` are the marks of truncates that it has not seen yet: added by the
+    writer thread before the seqs are given again, taken by the task."""
+
+    __slots__ = ("loop", "news", "truncations")
+
+    def __init__(self) -> None:
+        self.loop, self.news = asyncio.get_running_loop(), asyncio.Event()
+        self.truncations: deque[int] = deque()
+
+    def lowest_truncation(self) -> int | None:
+        """Return the smallest mark since the last call; None where there is none."""
+        return min([self.truncations.popleft() for _ in range(len(self.truncations))], default=None)
+
+
+class _WriterThread:
+    """Runs jobs one after the other. Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._changed = Condition()
+        self._jobs: deque[_Job[Any]] = deque()
+        self._stopping = False
+        self.append_many: Callable[[list[_Job[Any]]], None] | None = None  # writes single appends as one batch
+        self.followers: set[_Follower] = set()
+        self._thread = Thread(target=self._run, name=f"tidelog write {path}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: _Job[Any]) -> None:
+        with self._changed:
+            if self._stopping:
+                raise Closed(f"{self._path} is closed; nothing was done, open it again")
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def withdraw(self, job: _Job[Any]) -> bool:
+        """Take a job out of the queue; False where it has begun."""
+        with self._changed:
+            if job.state is not _JobState.QUEUED:
+                return False
+            job.state = _JobState.WITHDRAWN
+            return True
+
+    def stop(self) -> None:
+        """End the thread once the queue is empty. Does not wait for it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while jobs := self._take():
+            if len(jobs) > 1 and self.append_many is not None:
+                self.append_many(jobs)
+            else:
+                jobs[0].run()
+            self._deliver(jobs)
+
+    def _take(self) -> list[_Job[Any]]:
+        """Begin the next job, or the next run of single appends; empty when the thread is to end."""
+        with self._changed:
+            while True:
+                while self._jobs and self._jobs[0].state is _JobState.WITHDRAWN:
+                    self._jobs.popleft()
+                if self._jobs:
+                    break
+                if self._stopping:
+                    return []
+                self._changed.wait()
+            taken, size = [self._jobs.popleft()], 0
+            while taken[-1].record is not None and len(taken) < _GATHERED_RECORDS_MAX:
+                size += len(taken[-1].record.data)
+                while self._jobs and self._jobs[0].state is _JobState.WITHDRAWN:
+                    self._jobs.popleft()
+                if size > _GATHERED_BYTES_MAX or not self._jobs or self._jobs[0].record is None:
+                    break
+                taken.append(self._jobs.popleft())
+            for job in taken:
+                job.state = _JobState.BEGUN
+            return taken
+
+    def _deliver(self, jobs: list[_Job[Any]]) -> None:
+        """Hand every outcome to its event loop, with one call for each loop, and wake the followers."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
+        for job in jobs:
+            if job.loop is not None:
+                by_loop.setdefault(job.loop, []).append(job)
+        for loop, mine in by_loop.items():
+            with suppress(RuntimeError):  # the loop was closed: its tasks are gone
+                loop.call_soon_threadsafe(_finish_all, mine)
+        for follower in self.followers.copy():
+            try:
+                follower.loop.call_soon_threadsafe(follower.news.set)
+            except RuntimeError:
+                self.followers.discard(follower)
+
+
+def _finish_all(jobs: list[_Job[Any]]) -> None:
+    for job in jobs:
+        job.finish()
+
+
+def _same_or_each(values: list[bytes]) -> bytes | list[bytes]:
+    return values[0] if values.count(values[0]) == len(values) else values
+
+
+def _append_jobs(log: SegmentedLog, jobs: list[_Job[Any]]) -> None:
+    """Write single appends as one batch. Where it is refused or rolled back, those of its records that were not written
+    are appended one by one, so that each call has the outcome that it would have had alone."""
+    records = [job.record for job in jobs if job.record is not None]
+    try:
+        seqs = log.append_many(
+            [record.data for record in records],
+            node=_same_or_each([record.node for record in records]),
+            tag=_same_or_each([record.tag for record in records]),
+            meta=_same_or_each([record.meta for record in records]),
+        )
+    except Latched as error:
+        seqs = error.acked
+        for number, job in enumerate(jobs):
+            is_written = number < len(seqs)
+            if is_written and len(seqs) < len(jobs):
+                continue  # it was synced before the failure
+            # With `interval` all were written, and the sync that was due failed.
+            job.error = own = Latched(*error.args)
+            own.__cause__, own.written = error, error.written
+            own.acked = seqs[number : number + 1]
+    except Error as error:
+        seqs = error.acked
+        for job in jobs[len(seqs) :]:
+            job.run()
+    except BaseException as error:
+        seqs = range(0)
+        for job in jobs:
+            job.error = error
+    for job, seq in zip(jobs, seqs, strict=False):
+        job.value = seq
+
+
+async def _settle(writer: _WriterThread, job: _Job[Any], *, may_withdraw: bool = True) -> asyncio.CancelledError | None:
+    """Wait until a job is done; return the cancellation that arrived meanwhile. Raise it at once where the job could
+    be taken out of the queue."""
+    assert job.loop is not None, "a job that is waited for has a loop"
+    cancelled: asyncio.CancelledError | None = None
+    while job.state is not _JobState.DONE:
+        job.waiter = job.loop.create_future()
+        try:
+            await job.waiter
+        except asyncio.CancelledError as error:
+            if may_withdraw and writer.withdraw(job):
+                raise
+            cancelled = error
+    return cancelled
+
+
+class AsyncConsumerOffsets:
+    """The offsets that consumers of a log have committed, as coroutines."""
+
+    def __init__(self, log: AsyncSegmentedLog, offsets: ConsumerOffsets) -> None:
+        self._log, self._offsets = log, offsets
+
+    async def commit(self, group: str, seq: int, *, topic: str = "", partition: int = 0) -> None:
+        """Record that `group` has processed every seq below `seq`; durable on return."""
+        await self.commit_many(group, {(topic, partition): seq})
+
+    async def commit_many(self, group: str, seqs: Mapping[tuple[str, int], int]) -> None:
+        """Commit several partitions atomically."""
+        await self._log._write(partial(self._offsets.commit_many, group, dict(seqs)))
+
+    async def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:
+        """Return the next seq that `group` has to process; None when it never committed."""
+        return await self._log._read(partial(self._offsets.fetch, group, topic=topic, partition=partition))
+
+    async def committed(self, *, topic: str = "", partition: int = 0) -> dict[str, int]:
+        """Return the offset of every group."""
+        return await self._log._read(partial(self._offsets.committed, topic=topic, partition=partition))
+
+
+class AsyncSegmentedLog:
+    """`SegmentedLog` as coroutines and async iterators. Results and errors are the same.
+
+    Calls may come from tasks of several event loops. `lowest`, `highest`, `durable` and everything that follows from
+    them are plain attributes: they take no lock.
+    """
+
+    def __init__(self, log: SegmentedLog, writer: _WriterThread, readers: int) -> None:
+        self._log, self._state, self._writer = log, log._log_state, writer
+        writer.append_many = partial(_append_jobs, log)
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"tidelog read {log.path}")
+        self._stop_threads = finalize(self, _stop_threads, writer, self._readers)
+        self._stop_threads.atexit = False
+        process.register(self)
+
+    def on_fork(self, _pid: int) -> None:
+        """In a forked child there are no threads to stop, and a lock of theirs may be held for ever."""
+        self._stop_threads.detach()
+
+    # ── open and close ────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    async def open(
+        cls,
+        path: str,
+        codec: str | None = None,
+        *,
+        read_only: bool = False,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        config: LogConfig | None = None,
+        readers: int = _READERS,
+        **settings: Any,
+    ) -> Self:
+        """Open a log, as `SegmentedLog.open` does. `readers`: how many reads run at the same time."""
+        if readers < 1:
+            raise BadInput(f"readers is {readers}, it must be at least 1; nothing was opened")
+        opening = partial(
+            SegmentedLog.open,
+            path,
+            codec,
+            read_only=read_only,
+            disk=disk,
+            clock=clock,
+            config=config,
+            **settings,
+        )
+        writer = _WriterThread(path)
+        job: _Job[SegmentedLog] = _Job(opening, asyncio.get_running_loop())
+        writer.submit(job)
+        try:
+            cancelled = await _settle(writer, job)
+            if job.error is not None:
+                raise job.error
+            assert job.value is not None, "open returns a log or raises"
+            if cancelled is None:
+                return cls(job.value, writer, readers)
+            closing: _Job[None] = _Job(job.value.close, asyncio.get_running_loop())
+            writer.submit(closing)
+            await _settle(writer, closing, may_withdraw=False)
+            raise cancelled
+        except BaseException:
+            writer.stop()
+            raise
+
+    async def close(self) -> None:
+        """Make every acked record durable and unlock the directory, after the writes that were called before. Closing
+        twice is harmless. Followers raise Closed."""
+        if self._state.closed:
+            return
+        try:
+            await self._write(self._log.close)
+        except Closed:
+            return  # another task was faster
+        finally:
+            self._stop_if_closed()
+
+    async def remove(self) -> None:
+        """Close the log and erase its segments, checkpoint and offsets. Files of other programs stay."""
+        try:
+            await self._write(self._log.remove)
+        finally:
+            self._stop_if_closed()
+
+    def _stop_if_closed(self) -> None:
+        if self._state.closed:
+            self._stop_threads()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ── threads ───────────────────────────────────────────────────────────────────────────────
+
+    async def _write(self, call: Callable[[], T], record: _Record | None = None) -> T:
+        """Run a call on the writer thread and return its result."""
+        self._state.check_open()
+        job: _Job[T] = _Job(call, asyncio.get_running_loop(), record)
+        self._writer.submit(job)
+        cancelled = await _settle(self._writer, job)
+        if cancelled is not None:
+            raise cancelled from (job.error or WriteCancelled(self.path, result=job.value))
+        if job.error is not None:
+            raise job.error
+        return job.value  # type: ignore[return-value]  # None only where T allows it
+
+    async def _append_one(self, call: Callable[[], int], record: _Record | None = None) -> int:
+        """`_write` of one record."""
+        try:
+            return await self._write(call, record)
+        except asyncio.CancelledError as error:
+            if isinstance(error.__cause__, WriteCancelled) and isinstance(seq := error.__cause__.result, int):
+                error.__cause__.acked = range(seq, seq + 1)
+            raise
+
+    async def _read(self, call: Callable[[], T]) -> T:
+        """Run a call on a reader thread and return its result. When it is cancelled, its result is dropped."""
+        self._state.check_open()
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(self._readers, call)
+        except RuntimeError:  # the pool was shut down since
+            self._state.check_open()
+            raise
+        return await reading
+
+    # ── write ─────────────────────────────────────────────────────────────────────────────────
+
+    async def append(
+        self,
+        data: bytes,
+        *,
+        node: bytes = b"",
+        tag: bytes = b"",
+        meta: bytes = b"",
+        expected: int | None = None,
+    ) -> int:
+        """Write one record and return its seq; see `SegmentedLog.append`. Appends of several tasks share a sync."""
+        check_bytes((data,))
+        call = partial(self._log.append, data, node=node, tag=tag, meta=meta, expected=expected)
+        return await self._append_one(call, _Record(data, node, tag, meta) if expected is None else None)
+
+    async def append_many(
+        self,
+        datas: Sequence[bytes],
+        *,
+        node: bytes | Sequence[bytes] = b"",
+        tag: bytes | Sequence[bytes] = b"",
+        meta: bytes | Sequence[bytes] = b"",
+        expected: int | None = None,
+    ) -> range:
+        """Write many records and return their seqs; see `SegmentedLog.append_many`."""
+        each = [value if isinstance(value, bytes) else list(value) for value in (node, tag, meta)]
+        return await self._write(
+            partial(self._log.append_many, list(datas), node=each[0], tag=each[1], meta=each[2], expected=expected)
+        )
+
+    async def append_stream(
+        self,
+        chunks: AsyncIterable[Buffer],
+        *,
+        node: bytes = b"",
+        tag: bytes = b"",
+        meta: bytes = b"",
+        expected: int | None = None,
+    ) -> int:
+        """Write one record from chunks of bytes, without keeping it in memory, and return its seq.
+
+        Its largest size is the rest of the active segment plus the overflow. A stream that is longer, breaks off, is
+        cancelled or meets a disk error is rolled back and nothing is visible. While it runs, other writes to this log
+        raise Busy; reads do not wait for it.
+        """
+        begun: list[StreamAppend] = []
+        batch = Batch((b"",), node, tag, meta)
+
+        def begin() -> None:
+            begun.append(StreamAppend(self._state, batch, expected))
+
+        try:
+            await self._write_part(begin)
+            async for chunk in guard_stream_async(self.path, chunks):
+                await self._write_part(partial(begun[0].write, chunk))
+            return await self._append_one(begun[0].commit)
+        except GeneratorExit:  # the event loop has ended: nothing can be awaited any more
+            for stream in begun:
+                with suppress(Closed):
+                    self._writer.submit(_Job(stream.roll_back, None))
+            raise
+        except BaseException as error:
+            for stream in begun:
+                await self._roll_back(stream, error)
+            raise
+
+    async def _write_part(self, call: Callable[[], None]) -> None:
+        """Run one step of a stream. A cancelled step is no outcome, even if it was finished: the stream is rolled
+        back."""
+        try:
+            await self._write(call)
+        except asyncio.CancelledError as error:
+            error.__cause__ = None
+            raise
+
+    async def _roll_back(self, stream: StreamAppend, error: BaseException) -> None:
+        """Remove the bytes of a stream that ended with `error`, also where the task is cancelled again."""
+        if self._state.active_stream is not stream or self._state.closed:
+            return  # it was committed, or rolled back by its last step or by the close
+        job: _Job[None] = _Job(stream.roll_back, asyncio.get_running_loop())
+        with suppress(Closed):
+            self._writer.submit(job)
+            cancelled = await _settle(self._writer, job, may_withdraw=False)
+            if job.error is not None:
+                if isinstance(error, asyncio.CancelledError):
+                    raise error from job.error
+                raise job.error from error
+            if cancelled is not None and not isinstance(error, asyncio.CancelledError):
+                raise cancelled from error
+
+    async def append_rows(self, rows: Rows) -> None:
+        """Write records with their own seqs and times; see `SegmentedLog.append_rows`."""
+        await self._write(partial(self._log.append_rows, rows))
+
+    async def sync(self) -> None:
+        """Make every acked record durable."""
+        await self._write(self._log.sync)
+
+    async def tick(self) -> None:
+        """Run the timed tasks that are due; for the owner of an injected clock."""
+        await self._write(self._log.tick)
+
+    async def seal(self) -> bool:
+        """Seal the active segment and start another; return False where it was empty."""
+        return await self._write(self._log.seal)
+
+    async def truncate(self, seq: int) -> int:
+        """Remove every record from `seq` on; the next append gets `seq`. Return the number of removed seqs. Followers
+        that had read any of them raise Truncated."""
+
+        def truncate() -> int:
+            removed = self._log.truncate(seq)
+            for follower in self._writer.followers.copy():
+                follower.truncations.append(seq)
+            return removed
+
+        return await self._write(truncate)
+
+    async def retain(
+        self, *, keep_ms: int | None = None, keep_bytes: int | None = None, high_watermark: int | None = None
+    ) -> RetentionResult:
+        """Drop the oldest sealed segments past an age or a size; see `SegmentedLog.retain`."""
+        return await self._write(
+            partial(self._log.retain, keep_ms=keep_ms, keep_bytes=keep_bytes, high_watermark=high_watermark)
+        )
+
+    async def remove_expired(self, age_ms: int) -> int:
+        """Drop leading segments older than `age_ms`; see `SegmentedLog.remove_expired`."""
+        return await self._write(partial(self._log.remove_expired, age_ms))
+
+    async def drop_below(self, seq: int) -> RetentionResult:
+        """Drop the sealed segments that end at or before `seq`. The active one stays."""
+        return await self._write(partial(self._log.drop_below, seq))
+
+    async def compact(
+        self,
+        key: KeyFunction,
+        *,
+        is_tombstone: Callable[[Record], bool] | None = None,
+        keep_tombstones_ms: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CompactionResult:
+        """Keep the newest record of every key in the sealed segments; see `SegmentedLog.compact`. The functions are
+        called on the writer thread."""
+        return await self._write(
+            partial(
+                self._log.compact,
+                key,
+                is_tombstone=is_tombstone,
+                keep_tombstones_ms=keep_tombstones_ms,
+                progress=progress,
+            )
+        )
+
+    # ── read ──────────────────────────────────────────────────────────────────────────────────
+
+    async def read(self, seq: int) -> Record:
+        """Return the record at `seq`. OutOfRange carries the valid range; SeqMissing: compacted; Corrupt: damaged."""
+        return await self._read(partial(self._log.read, seq))
+
+    async def read_range(
+        self, first: int, *, limit: int | None = None, bytes_max: int | None = None, skip_damage: bool = False
+    ) -> Page:
+        """Return a page of records from `first` on, bounded by count and by bytes of data (one record always fits)."""
+        return await self._read(
+            partial(self._log.read_range, first, limit=limit, bytes_max=bytes_max, skip_damage=skip_damage)
+        )
+
+    async def records(
+        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
+    ) -> AsyncIterator[Record]:
+        """Iterate over the records of [first, stop) in order, up to the end of the log at the time of the call."""
+        batches = self._log.batches(first, stop, bytes_max=_CHUNK_BYTES, skip_damage=skip_damage)
+
+        def read_next() -> list[Record] | None:
+            rows = next(batches, None)
+            return None if rows is None else list(columns.iter_records(rows))
+
+        while (chunk := await self._read(read_next)) is not None:
+            for record in chunk:
+                yield record
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self.records()
+
+    async def batches(
+        self,
+        first: int | None = None,
+        stop: int | None = None,
+        *,
+        bytes_max: int = _CHUNK_BYTES,
+        skip_damage: bool = False,
+    ) -> AsyncIterator[Rows]:
+        """Iterate over the records of [first, stop) as columns, without a Python object per record."""
+        batches = self._log.batches(first, stop, bytes_max=bytes_max, skip_damage=skip_damage)
+        while (rows := await self._read(partial(next, batches, None))) is not None:
+            yield rows
+
+    async def to_arrow(
+        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
+    ) -> pa.Table:
+        """Return the records of [first, stop) as an Arrow table."""
+        return await self._read(partial(self._log.to_arrow, first, stop, skip_damage=skip_damage))
+
+    async def seek_time(self, ts_us: int) -> int:
+        """Return the first seq whose record is not older than `ts_us`; `highest` where all are older."""
+        return await self._read(partial(self._log.seek_time, ts_us))
+
+    async def follow(self, first: int | None = None, *, timeout: float | None = None) -> AsyncIterator[Record]:
+        """Yield the records from `first` on, by default all, and then new ones as they are appended, until none arrived
+        for `timeout` seconds; None: without end.
+
+        Only records that are appended by this object arrive; one that was opened with `read_only` raises ReadOnly.
+        Raises Closed when the log is closed, OutOfRange where retention removed the next record, and Truncated where a
+        truncate removed records that were yielded: its `seq` is where to go on.
+        """
+        if not self._state.writable:
+            raise ReadOnly(
+                f"{self.path} was opened read-only and shows the records of that moment; follow it where it is written,"
+                " or open it again"
+            )
+        with self._followed() as follower:
+            seq = self.lowest if first is None else first
+            while True:
+                follower.news.clear()
+                try:
+                    page = await self.read_range(seq, bytes_max=_CHUNK_BYTES)
+                except OutOfRange as error:
+                    if first is not None or seq <= error.highest:
+                        raise
+                    # Without a mark yet, no append came after the truncate: its mark is the end of the log.
+                    mark = follower.lowest_truncation()
+                    raise Truncated(self.path, asked=seq, seq=error.highest if mark is None else mark) from error
+                mark = follower.lowest_truncation()
+                if mark is not None and mark < seq:
+                    raise Truncated(self.path, asked=seq, seq=mark)
+                if mark is not None:
+                    continue  # the page may have records from before and from after the truncate
+                first, seq = None, page.next_seq
+                for record in page.records:
+                    yield record
+                if not page.records and not await self._wait_for_news(follower, seq, timeout):
+                    return
+
+    @contextmanager
+    def _followed(self) -> Iterator[_Follower]:
+        follower = _Follower()
+        self._writer.followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._writer.followers.discard(follower)
+
+    async def _wait_for_news(self, follower: _Follower, seq: int, timeout: float | None) -> bool:
+        """Wait until the log has changed after `seq`; False where it did not in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.highest == seq and not follower.truncations:
+                    self._state.check_open()
+                    await follower.news.wait()
+                    follower.news.clear()
+        except TimeoutError:
+            return False
+        return True
+
+    # ── facts ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def path(self) -> str:
+        return self._log.path
+
+    @property
+    def codec(self) -> str:
+        return self._log.codec
+
+    @property
+    def report(self) -> RecoveryReport:
+        """The findings and repairs of the open."""
+        return self._log.report
+
+    @property
+    def lowest(self) -> int:
+        """The first seq of the log. It only rises, except by truncate."""
+        return self._log.lowest
+
+    @property
+    def highest(self) -> int:
+        """One past the last seq: the seq of the next append."""
+        return self._log.highest
+
+    @property
+    def durable(self) -> int:
+        """Every seq below this one survives a power cut."""
+        return self._log.durable
+
+    @property
+    def high_watermark(self) -> int:
+        """One past the last durable record: the same as `durable`."""
+        return self._log.durable
+
+    def __len__(self) -> int:
+        """Seqs in [lowest, highest), holes included."""
+        return len(self._log)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no seq in [lowest, highest)."""
+        return self._log.is_empty
+
+    def has_index(self, seq: int) -> bool:
+        """Whether `lowest <= seq < highest`. The record may still be missing: compacted away, or damaged."""
+        return self._log.has_index(seq)
+
+    def normalize_index(self, seq: int) -> int | None:
+        """Return the position of `seq` counted from `lowest`, in [0, len); None where it is outside of the log."""
+        return self._log.normalize_index(seq)
+
+    async def size(self) -> int:
+        """Bytes on disk: data and side files."""
+        return await self._read(lambda: self._log.size)
+
+    async def segments(self) -> list[range]:
+        """The seq range of every segment, oldest first; the last one is the active one."""
+        return await self._read(lambda: self._log.segments)
+
+    @property
+    def offsets(self) -> AsyncConsumerOffsets:
+        """The offsets that consumers of this log have committed."""
+        return AsyncConsumerOffsets(self, self._log.offsets)
+
+    @property
+    def metrics(self) -> LogMetrics:
+        """Its metrics. A scrape takes no lock and touches no file, so it may run on the event loop."""
+        return self._log.metrics
+
+    @property
+    def background(self) -> FlusherState:
+        """Counts of the background syncs of the `interval` policy, and their last error."""
+        return self._log.background
+
+    @property
+    def damage_skipped(self) -> int:
+        """How many damaged places readers have skipped with `skip_damage`."""
+        return self._log.damage_skipped
+
+
+def _stop_threads(writer: _WriterThread, readers: ThreadPoolExecutor) -> None:
+    writer.stop()
+    readers.shutdown(wait=False)
