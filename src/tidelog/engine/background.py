@@ -57,7 +57,6 @@ def pause_us(took_us: int, written_bytes: int, uncovered_bytes: int, trigger_byt
 CHECKPOINT_TASK: Final = "checkpoint"
 _LAGGING_FACTOR: Final = 3  # times `checkpoint_bytes`, as in `pause_us`
 _DISK_FULL_CHECKPOINT_MS: Final = 1000  # between two checkpoints while the disk is full
-ListTopics = Callable[[], tuple[list[TopicState], int]]  # every topic, and the id of the next one
 
 
 class IncompleteCheckpoint(WriteFailed):
@@ -75,10 +74,15 @@ class IncompleteCheckpoint(WriteFailed):
 
 class CheckpointScheduler:
     def __init__(
-        self, context: EngineContext, state: CheckpointState, list_topics: ListTopics, report: RecoveryReport
+        self,
+        context: EngineContext,
+        state: CheckpointState,
+        list_topics: Callable[[], list[TopicState]],
+        next_topic_id: Callable[[], int],
+        report: RecoveryReport,
     ) -> None:
         self.state = state
-        self._context, self._list_topics = context, list_topics
+        self._context, self._list_topics, self._next_topic_id = context, list_topics, next_topic_id
         self._checkpoint_lock = Lock()  # one checkpoint at a time
         self.urgency = UrgentFlag()
         self._last_attempt_ms = context.clock.monotonic_ms()
@@ -115,10 +119,11 @@ class CheckpointScheduler:
         released = self._context.disk_reserve.release_part()
         if not released and free_bytes(self._context.disk, self._context.root) is None:
             return False  # a disk without a free-space query has no reserve; retried when due
-        for topic in self._list_topics()[0]:
+        for topic in self._list_topics():
             with topic.lock:
                 if topic.index.count == 0:
                     topic.index.roll_segment()  # the active segment is copied even if it has no live record
+                    topic.mark_dirty()
         while True:
             for _ in range(2):  # the second manifest that does not name files removes them
                 if self._has_removable_segments():
@@ -139,7 +144,7 @@ class CheckpointScheduler:
         state = self.state
         if state.files_to_remove_next or state.files_to_remove:
             return True
-        for topic in self._list_topics()[0]:
+        for topic in self._list_topics():
             with topic.lock:
                 if topic.dropped_segments or any(
                     isinstance(part, Segment) and part.base in topic.index.obsolete_segments()
@@ -150,7 +155,7 @@ class CheckpointScheduler:
 
     def _run(self, *, final: bool, copy: bool = True) -> FailedTopics:
         return run_checkpoint(
-            self._context, self._list_topics, self.state, final=final, pause=self._throttle(), copy=copy
+            self._context, self._next_topic_id, self.state, final=final, pause=self._throttle(), copy=copy
         )
 
     def _checkpoint(self, *, final: bool) -> None:
@@ -257,12 +262,10 @@ class CheckpointScheduler:
 
     def needs_final_checkpoint(self) -> bool:
         """Whether a last checkpoint would add something to the manifest."""
-        shards, topics = self._context.shards, self._list_topics()[0]
-        if not shards or any(shard.is_latched for shard in shards):
+        context = self._context
+        if not context.shards or any(shard.is_latched for shard in context.shards):
             return False
-        resident = any(topic.is_ephemeral and (topic.index.head or topic.groups) for topic in topics)
-        reserved = any(topic.reservation.ceiling > topic.index.head for topic in topics)
-        return resident or reserved or self._is_uncovered()
+        return bool(context.dirty_topics or context.provisional_topics) or self._is_uncovered()
 
     def _is_uncovered(self) -> bool:
         return self._context.needs_checkpoint or self._covered_frames != self._wal_frames()

@@ -40,7 +40,6 @@ from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, SegmentKey, encode_tag_index
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from tidelog.formats import frame, scan, sealed_segment, segment_index, tag_index
-from tidelog.formats import small_files as snapshot
 from tidelog.formats.rows import Rows, ScanResult
 from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer
@@ -198,13 +197,8 @@ class DirectoryCheck:
         return sorted({*paths.list_shard_keys(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
 
     def _find_leftovers(self, loaded: LoadedManifest) -> Iterator[Finding]:
-        manifests = [loaded.manifest, *([loaded.before] if loaded.before is not None else [])]
-        named = {
-            (f"{topic.id:08X}", row.base, row.generation)
-            for each in manifests
-            for topic in each.topics
-            for row in topic.segments
-        }
+        rows = chain(loaded.manifest.topics, loaded.rows_before())
+        named = {(f"{topic.id:08X}", row.base, row.generation) for topic in rows for row in topic.segments}
         # Without a snapshot it is unknown which files are left over.
         for topic in self._list_dir(join(self._root, TOPICS_DIR)) if loaded.number else ():
             for file in self._list_dir(join(join(self._root, TOPICS_DIR), topic)):
@@ -248,22 +242,14 @@ def _relative(root: str, path: str) -> str:
 
 
 def _load_manifests(disk: Disk, root: str) -> tuple[LoadedManifest, list[Finding]]:
-    """Load the two newest snapshots, with findings about all of them."""
-    readable: list[tuple[int, Manifest]] = []
-    findings = []
-    for number in manifest.list_manifest_numbers(disk, root):
-        path = manifest.manifest_path(root, number)
-        try:
-            content = read_file(disk, path)
-            if content is not None:  # otherwise pruned meanwhile
-                readable.append((number, snapshot.decode_snapshot(Manifest, content)))
-        except (Corrupt, NewerFormat, OSError) as error:
-            findings.append(Finding("snapshot", _relative(root, path), *_describe_error(error)))
-    if not readable:
-        return LoadedManifest(0, Manifest(), None, []), findings
-    path = _relative(root, manifest.manifest_path(root, readable[0][0]))
-    findings += [Finding("snapshot", path, None, reason) for reason in _find_contradictions(readable[0][1])]
-    return LoadedManifest(*readable[0], readable[1][1] if len(readable) > 1 else None, []), findings
+    """Load the newest manifest that reads, with findings about all files of manifests."""
+    loaded = manifest.inspect(disk, root)
+    findings = [Finding("snapshot", name, *_describe_error(fault)) for name, fault in loaded.faults]
+    if loaded.number:
+        files = (_relative(root, manifest.manifest_path(root, loaded.number, kind)) for kind in manifest.FILE_KINDS)
+        path = next((path for path in files if disk.stat(join(root, path)) is not None), manifest.MANIFEST_DIR)
+        findings += [Finding("snapshot", path, None, reason) for reason in _find_contradictions(loaded.manifest)]
+    return loaded, findings
 
 
 def _repeat_until_stable(root: str, check: Callable[[], list[Finding]]) -> list[Finding]:
@@ -387,16 +373,17 @@ def checkpoint_summary(path: str, disk: Disk | None = None) -> CheckpointSummary
     if disk.stat(wal) is None:
         return None
     loaded = manifest.load_newest(disk, path)
-    snapshot_stat = disk.stat(manifest.manifest_path(path, loaded.number)) if loaded.number else None
+    stats = [disk.stat(manifest.manifest_path(path, loaded.number, kind)) for kind in manifest.FILE_KINDS]
+    saved_ms = max((stat.modified_ms for stat in stats if stat is not None), default=None)
     size = 0
     for key in paths.list_shard_keys(disk, wal):
         directory = paths.shard_directory(wal, key)
-        stats = (disk.stat(paths.file_path(directory, number)) for number in paths.list_file_numbers(disk, directory))
-        size += sum(stat.size for stat in stats if stat is not None)
+        files = (disk.stat(paths.file_path(directory, number)) for number in paths.list_file_numbers(disk, directory))
+        size += sum(stat.size for stat in files if stat is not None)
     rows = loaded.manifest.topics
     return CheckpointSummary(
         loaded.number,
-        snapshot_stat.modified_ms if snapshot_stat else None,
+        saved_ms,
         size,
         tuple(row.name for row in rows if row.id in loaded.manifest.lagging),
         tuple(f"{row.name} {segment.base}" for row in rows for segment in row.segments if segment.unproven),

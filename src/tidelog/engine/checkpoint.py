@@ -1,22 +1,23 @@
 """Checkpoint: copy records that only the WAL has into segments, save a manifest, and free WAL files.
 
     1  take the position of each WAL shard: everything before it is published
-       make every floor durable: replay may start before the deletes of a deletion vector it finds
+       take the topics that changed since their row was built: only these are looked at
+       make their floors durable: replay may start before the deletes of a deletion vector it finds
     2  frames → segment files, byte for byte: data, sync, index, sync; for a complete segment every frame is read back
        and verified, and a footer is written
     3  deletion vectors, each replaced as a whole
        the gap log has rows for every removal that 3 and 5 reflect: replay may not find it again
     4  a CheckpointMark into every shard, synced
-    5  the manifest, replaced as a whole: from here on it is valid
-    6  files that neither of the two manifests needs are removed
+    5  the rows of these topics as a delta of the manifest, one file: from here on it is valid
+    6  files that neither of the two newest manifests needs are removed
 
 An error before 5 leaves the previous manifest valid and complete: files it names are only appended to. Writers
 continue throughout; each topic is locked to plan, never for I/O.
 
-A topic that cannot be written does not stop the others. The new manifest repeats its previous row
-(`Manifest.lagging`), and replay of its shard still starts where that row needs it; replay of all other topics starts
-here (`Manifest.fresh`). A segment with unverifiable frames is sealed without a footer: every read then checks frame by
-frame.
+A topic without a frame since its last row is not looked at: replay of it may start at any later position. A topic that
+cannot be written does not stop the others, and stays dirty. Its row is not part of the delta (`Positions.lagging`), and
+replay of its shard still starts where that row needs it; replay of all other topics starts here (`Positions.fresh`). A
+segment with unverifiable frames is sealed without a footer: every read then checks frame by frame.
 
 Without space for copies, a checkpoint with `copy=False` only drops segments without live records: rows then describe
 the files, and replay starts where it did.
@@ -37,9 +38,9 @@ from tidelog.commitlog.codec import SegmentContent
 from tidelog.commitlog.segment import MmapReader
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
 from tidelog.disk.interface import File, join
-from tidelog.engine import groups, idempotency, manifest, retention
+from tidelog.engine import groups, idempotency, retention
 from tidelog.engine.context import WAL_DIR, EngineContext
-from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, TopicRow
+from tidelog.engine.manifest import GroupRow, ManifestStore, Positions, QueueRow, TopicEntry, TopicRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.routing import manager
 from tidelog.engine.segment import CODEC, SEGMENT_SUFFIXES, Segment, SegmentFiles
@@ -49,7 +50,7 @@ from tidelog.errors import Corrupt, Forked, NewerFormat
 from tidelog.formats import control_frames, frame, scan, sealed_segment, segment_index
 from tidelog.formats.control_frames import CheckpointMark, TopicMark
 from tidelog.types import Buffer
-from tidelog.wal import Commit, CommitFuture, paths
+from tidelog.wal import Commit, CommitFuture, Position, paths
 from tidelog.wal.paths import remove_old_files
 
 _COPY_CHUNK_BYTES = 1 << 20
@@ -59,12 +60,21 @@ _COPY_CHUNK_BYTES = 1 << 20
 class CheckpointState:
     """What checkpoints of one engine remember of each other."""
 
-    manifest_number: int = 0  # of the newest manifest
-    shard_positions: tuple[GroupRow, ...] = ()  # its replay positions
+    store: ManifestStore  # the newest manifest
     files_to_remove_next: list[str] = field(default_factory=list)  # named by the newest manifest's predecessor only
     files_to_remove: list[str] = field(default_factory=list)  # named by neither
     old_layout_shards: tuple[GroupRow, ...] = ()  # of an earlier shard count, replayed and not written any more
     needs_checkpoint: bool = False  # before anything is written: replay must not start where it did
+
+    @property
+    def manifest_number(self) -> int:
+        """The number of the newest manifest."""
+        return self.store.number
+
+    @property
+    def shard_positions(self) -> tuple[GroupRow, ...]:
+        """Its replay positions."""
+        return self.store.positions.groups
 
 
 FailedTopics: TypeAlias = dict[TopicState, Exception]
@@ -73,7 +83,7 @@ FailedTopics: TypeAlias = dict[TopicState, Exception]
 
 def run_checkpoint(
     context: EngineContext,
-    registry: Callable[[], tuple[Sequence[TopicState], int]],
+    next_topic_id: Callable[[], int],
     state: CheckpointState,
     *,
     final: bool,
@@ -87,11 +97,34 @@ def run_checkpoint(
     records are dropped.
     """
     positions = [shard.position() for shard in context.shards]
-    # Listed after the positions: the frame of a topic dropped from here on is after the start of replay.
-    topics, next_topic_id = registry()
+    # Topics below this id are complete: each of them has a row or is among those that are taken next.
+    next_id = next_topic_id()
+    # Taken after the positions: a change from here on has its frame after the start of replay.
+    topics = context.take_dirty_topics(final=final)
+    try:
+        failed = _run_checkpoint(context, topics, positions, next_id, state, final=final, pause=pause, copy=copy)
+    except BaseException:
+        context.dirty_topics.update(topics)
+        raise
+    context.dirty_topics.update(failed)
+    return failed
+
+
+def _run_checkpoint(
+    context: EngineContext,
+    topics: Sequence[TopicState],
+    positions: Sequence[Position],
+    next_topic_id: int,
+    state: CheckpointState,
+    *,
+    final: bool,
+    pause: Callable[[], object],
+    copy: bool,
+) -> FailedTopics:
+    dropped = {topic.id for topic in topics if _was_dropped(topic)}
+    topics = [topic for topic in topics if topic.id not in dropped]
     failed = _persist_floors(topics)
-    rows: list[TopicRow] = []
-    routers: list[RouterRow] = []
+    entries: list[TopicEntry] = []
     files_to_remove: list[str] = []
     written: list[TopicState] = []
     freed: set[TopicState] = set()  # left out, except for segments without live records
@@ -107,18 +140,18 @@ def run_checkpoint(
                 if not _can_skip_copy(topic):
                     continue
                 freed.add(topic)
-            row = _build_topic_row(topic, final=final and is_complete)
-            if not is_complete:
-                row = _with_previous_config(context, state, row)
+            entry = _build_entry(topic, state.store, final=final and is_complete, keep_config=not is_complete)
         except Forked:  # an error of the process, not of this topic
             raise
         except Exception as error:
             freed.discard(topic)
-            if not topic.is_dropped:
+            if _was_dropped(topic):  # its files were removed meanwhile
+                failed.pop(topic, None)
+                dropped.add(topic.id)
+            else:
                 failed[topic] = error
-            continue  # a dropped topic's files were removed meanwhile
-        rows.append(row)
-        routers += topic.forwarder_snapshot.routers if topic.forwarder_snapshot else ()
+            continue
+        entries.append(entry)
         files = context.segment_files(topic.id)
         files_to_remove += [
             files.path(base, generation, suffix)
@@ -127,34 +160,36 @@ def run_checkpoint(
         ]
         written.append(topic)
     if failed and not written:
+        context.dirty_topics.update(topics)
         return failed
     left_out = {topic: error for topic, error in failed.items() if topic not in freed}
     context.gap_log.flush_durably({topic.id for topic in left_out})
-    if left_out:
-        old_rows, old_routers = _previous_rows(context, state, left_out)
-        rows += old_rows
-        routers += old_routers
-    rows.sort(key=lambda row: row.id)
-    _write_marks(context, rows)
+    entries += [_empty_entry(topic) for topic in left_out if topic.id not in state.store.topics]
+    _write_marks(context, entries)
     keys = paths.shard_keys(len(context.shards))
     replay_starts = tuple(
         GroupRow(key, position.file_number, position.pos) for key, position in zip(keys, positions, strict=True)
     )
-    new_manifest = Manifest((*rows,), (*replay_starts, *state.old_layout_shards), next_topic_id, (*routers,))
+    new_positions = Positions((*replay_starts, *state.old_layout_shards), next_topic_id)
     if failed:
-        new_manifest = _keep_old_positions(context, state, new_manifest, failed)
-    manifest.save(context.disk, context.root, state.manifest_number + 1, new_manifest)
+        new_positions = _keep_old_positions(context, state, new_positions, failed)
+    old_positions = state.shard_positions
+    state.store.save(entries, dropped | context.dropped_ids, new_positions, final=final)
+    context.dropped_ids -= dropped | context.dropped_ids
     for topic in written:
         manager.on_manifest_saved(topic)
         topic.dropped_segments = []
-    old_positions, state.shard_positions = state.shard_positions, new_manifest.groups
-    state.manifest_number += 1
     state.files_to_remove, state.files_to_remove_next = (
         [*state.files_to_remove, *state.files_to_remove_next],
         files_to_remove,
     )
     _remove_unneeded(context, state, old_positions, complete=not failed)
     return failed
+
+
+def _was_dropped(topic: TopicState) -> bool:
+    with topic.lock:  # a drop and its removal for the gap log are one step
+        return topic.is_dropped
 
 
 def _persist_floors(topics: Sequence[TopicState]) -> FailedTopics:
@@ -176,31 +211,16 @@ def _persist_floors(topics: Sequence[TopicState]) -> FailedTopics:
     return {}
 
 
-def _previous_manifest(context: EngineContext, state: CheckpointState) -> Manifest:
-    number = state.manifest_number
-    return manifest.load_number(context.disk, context.root, number) if number else Manifest()
-
-
-def _previous_rows(
-    context: EngineContext, state: CheckpointState, failed: FailedTopics
-) -> tuple[list[TopicRow], list[RouterRow]]:
-    """Return the rows of these topics in the previous manifest, and of the routers that write to them. A topic that it
-    does not know gets a row without records: the WAL still has all of them."""
-    previous = _previous_manifest(context, state)
-    known = {row.id: row for row in previous.topics}
-    ids = {topic.id for topic in failed if not topic.is_dropped}
-    rows = [
-        known.get(topic.id) or TopicRow(topic.id, topic.name, topic.config.to_json(), 0, 0, 1, 0, 0, 0, ())
-        for topic in failed
-        if not topic.is_dropped
-    ]
-    return rows, [router for router in previous.routers if router.dest_id in ids]
+def _empty_entry(topic: TopicState) -> TopicEntry:
+    """Return the row of a topic that could not be written and that no manifest knows: the WAL still has all of its
+    records."""
+    return TopicEntry.from_row(TopicRow(topic.id, topic.name, topic.config.to_json(), 0, 0, 1, 0, 0, 0, ()))
 
 
 def _keep_old_positions(
-    context: EngineContext, state: CheckpointState, new_manifest: Manifest, failed: FailedTopics
-) -> Manifest:
-    """Return the manifest with the old replay positions for the failed topics' shards. Shards of an earlier shard count
+    context: EngineContext, state: CheckpointState, positions: Positions, failed: FailedTopics
+) -> Positions:
+    """Return the positions with the old replay starts for the failed topics' shards. Shards of an earlier shard count
     may hold frames of any of them."""
     wal, old_keys = join(context.root, WAL_DIR), {row.key for row in state.old_layout_shards}
     shards = {
@@ -219,9 +239,9 @@ def _keep_old_positions(
         files = paths.list_file_numbers(context.disk, paths.shard_directory(wal, row.key))
         return GroupRow(row.key, files[0], 0) if files else row
 
-    groups = tuple(position(row) for row in new_manifest.groups)
+    groups = tuple(position(row) for row in positions.groups)
     lagging = tuple(sorted(topic.id for topic in failed if not topic.is_dropped))
-    return msgspec.structs.replace(new_manifest, groups=groups, fresh=new_manifest.groups, lagging=lagging)
+    return msgspec.structs.replace(positions, groups=groups, fresh=positions.groups, lagging=lagging)
 
 
 # ── one topic: frames into files ──────────────────────────────────────────────────────────────────
@@ -239,13 +259,6 @@ def _can_skip_copy(topic: TopicState) -> bool:
         or bool(topic.downstream)
     )
     return not (has_increments or topic.persists_floors)
-
-
-def _with_previous_config(context: EngineContext, state: CheckpointState, row: TopicRow) -> TopicRow:
-    """Return a row with the config at the start of replay: caps of a later one could evict records that only existed
-    together before deletes that replay applies after them."""
-    previous = next((old for old in _previous_manifest(context, state).topics if old.id == row.id), None)
-    return row if previous is None else msgspec.structs.replace(row, config=previous.config)
 
 
 def _has_records_to_copy(topic: TopicState) -> bool:
@@ -526,6 +539,24 @@ class SegmentWriter:
         self._files.unmap(self.base, 0)
 
 
+def _build_entry(topic: TopicState, store: ManifestStore, *, final: bool, keep_config: bool) -> TopicEntry:
+    """Return the rows of a topic, its deletion vectors written. `keep_config`: with the config at the start of replay;
+    caps of a later one could evict records that only existed together before deletes that replay applies after them."""
+    row = _build_topic_row(topic, final=final)
+    with topic.lock:
+        records, size = topic.index.count, topic.index.bytes
+        queue = topic.queue_state
+        is_provisional = row.reserved > row.head or (queue is not None and queue.lease_id_ceiling > 0)
+        routers = topic.forwarder_snapshot.routers if topic.forwarder_snapshot else ()
+    if is_provisional:
+        topic.context.provisional_topics.add(topic)
+    else:
+        topic.context.provisional_topics.discard(topic)
+    if keep_config and (previous := store.topics.get(topic.id)) is not None:
+        row = msgspec.structs.replace(row, config=previous.decode().config)
+    return TopicEntry.from_row(row, routers, records=records, size=size)
+
+
 def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
     """Return the row of a topic, its deletion vectors written. Segments that it no longer needs are in
     `dropped_segments` until a manifest without them is saved."""
@@ -608,7 +639,8 @@ def _build_queue_row(topic: TopicState, *, final: bool) -> QueueRow | None:
 # ── marks and cleanup ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write_marks(context: EngineContext, rows: Iterable[TopicRow]) -> None:
+def _write_marks(context: EngineContext, entries: Iterable[TopicEntry]) -> None:
+    """Write a mark with the topics that changed into every shard. Replay needs only its position of what is synced."""
     marks = [
         TopicMark(
             row.id,
@@ -619,7 +651,7 @@ def _write_marks(context: EngineContext, rows: Iterable[TopicRow]) -> None:
             row.segments[-1].base if row.segments else 0,
             row.segments[-1].size if row.segments else 0,
         )
-        for row in rows
+        for row in sorted((entry.decode() for entry in entries), key=lambda row: row.id)
     ]
     futures: list[CommitFuture[None]] = []
     for shard in context.shards:
@@ -639,7 +671,7 @@ def _remove_unneeded(
 ) -> None:
     """Remove files that the previous manifest did not need either. A failure loses nothing: the next checkpoint or
     start retries."""
-    manifest.prune(context.disk, context.root)
+    state.store.prune()
     removed: set[str] = set()
     directories: set[str] = set()
     try:

@@ -137,7 +137,9 @@ def delete_records(
         )
         topic.delete_count += 1
         if topic.is_ephemeral:
-            return _delete_result(topic, apply_delete(topic, body, topic.delete_count, actor, matched=matched))
+            removed = apply_delete(topic, body, topic.delete_count, actor, matched=matched)
+            topic.mark_dirty()
+            return _delete_result(topic, removed)
         commit = DeleteCommit(topic, body, topic.delete_count, actor, matched)
         topic.submit(commit)
     return commit.future.wait()

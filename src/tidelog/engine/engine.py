@@ -100,7 +100,9 @@ class Engine:
         self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
-        self._checkpoints = CheckpointScheduler(self._context, opened.checkpoint_state, self._list_topics, self.report)
+        self._checkpoints = CheckpointScheduler(
+            self._context, opened.checkpoint_state, self._list_topics, self._get_next_id, self.report
+        )
         for topic in self._topics.values() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()
@@ -578,11 +580,13 @@ class Engine:
 
         return RouterManager(self._topics.values(), limit=limit, threaded=threaded, on_error=on_error)
 
-    def _list_topics(self) -> tuple[list[TopicState], int]:
+    def _list_topics(self) -> list[TopicState]:
         with self._registry_lock:
-            # Internal topics first: every later row reflects what the gap log holds at this point.
-            topics = sorted(self._topics.values(), key=lambda topic: not topic.name.startswith(OWN))
-            return topics, self._next_id
+            return list(self._topics.values())
+
+    def _get_next_id(self) -> int:
+        with self._registry_lock:  # a topic that is being created has its id
+            return self._next_id
 
     def refresh(self) -> None:
         """Reload what the writer beside this read-only engine has done since."""
@@ -612,7 +616,7 @@ class Engine:
             self._router_manager.close()
             self._flush_histories()
             self._context.closing = True
-            for topic in self._list_topics()[0]:
+            for topic in self._list_topics():
                 with topic.lock:  # writes being staged are done, new ones are refused
                     pass
             while any(shard.commit_pending() for shard in self._context.shards):

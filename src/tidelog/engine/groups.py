@@ -149,6 +149,7 @@ def _commit_change(
                 if topic.is_ephemeral:
                     apply_cursor(topic, body, topic.context.now_ms())
                     topic.enforce_caps()
+                    topic.mark_dirty()
                     return
                 commit = CursorCommit(topic, body)
                 topic.submit(commit)

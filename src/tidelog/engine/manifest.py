@@ -1,28 +1,55 @@
-"""The metadata snapshot (manifest) of an engine.
-
-    meta/snapshot.0007.bin   the newest; files it does not name are removed, bytes beyond the lengths it names truncated
-    meta/snapshot.0006.bin   the one before, in case the newest does not read; nothing it needs is removed yet
+"""The manifest of an engine: its topics, their segments, and where replay of the WAL begins.
 
 It holds no record. Records are in the segments it names and in the WAL from the positions it names on. Rows are
 arrays, not maps: a later version appends fields.
+
+Manifests are numbered. A checkpoint saves what changed since the one before, so it costs what changed and not how many
+topics there are:
+
+    meta/snapshot.0004.bin                 base: the whole manifest 4
+    meta/delta.0005.bin … delta.0011.bin   delta: what manifest 5 (… 11) changed of the one before it
+    meta/snapshot.0009.bin                 base: the whole manifest 9, as bases and deltas up to 9 give it
+    meta/delta.0012.bin                    the newest manifest is 9 + 10 + 11 + 12
+
+The newest manifest and the one before it can be loaded, and nothing that these two need is removed from the directory.
+Any one file of `meta` may be lost or damaged:
+
+  a base           the base before it and the deltas since give the same manifest
+  a delta          the next delta repeats what it says, unless a base of its number does
+  the last delta   the manifest before it is used, and the WAL still has all that came after
+
+A delta names its parent by a hash over the parent's bytes, which names the parent's parent: deltas of another history,
+or with a hole between them, are never applied. A manifest that cannot be loaded this way does not exist; without the
+two newest the directory is damaged (`recovery`), however many older ones read.
+
+A new base is written before a delta, never instead of one (`ManifestStore.save`): when the deltas since the last base
+are many or large, and when a file of the older form (versions 100 and 101: every manifest a base) or a damaged one has to be
+replaced. Each file is replaced as a whole.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from tidelog.disk.durability import read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, join
-from tidelog.errors import Corrupt, Damaged, NewerFormat
+from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
 from tidelog.formats import small_files
 
 MANIFEST_DIR: Final = "meta"
-_NAME = re.compile(r"snapshot\.(\d{4,20})\.bin")
-_TEMPORARY = re.compile(r"snapshot\.\d{4,20}\.bin\.tmp")
-_MANIFESTS_KEPT: Final = 2
+_NAME = re.compile(r"(snapshot|delta)\.(\d{4,20})\.bin")
+_TEMPORARY = re.compile(r"(snapshot|delta)\.\d{4,20}\.bin\.tmp")
+_BASES_KEPT: Final = 2
+_LOAD_TRIES: Final = 8
+DELTAS_MAX: Final = 64  # since the newest base, before another one is written
+DELTA_BYTES_MIN: Final = 1 << 16  # of deltas that are no reason for another base, however small the newest is
 
 
 class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
@@ -139,74 +166,475 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     fresh: tuple[GroupRow, ...] = ()  # where replay of all other topics begins, if it differs from `groups`
 
 
-class LoadedManifest(NamedTuple):
-    number: int  # 0: no manifest
-    manifest: Manifest
-    before: Manifest | None  # the manifest before it, if it reads
-    skipped: list[str]  # files that do not read, with the reason
+class Positions(msgspec.Struct, array_like=True, frozen=True):
+    """What a manifest says about the directory as a whole. Every delta has all of it."""
+
+    groups: tuple[GroupRow, ...] = ()
+    next_topic_id: int = 1
+    lagging: tuple[int, ...] = ()
+    fresh: tuple[GroupRow, ...] = ()
 
 
-def manifest_path(root: str, number: int) -> str:
-    return join(join(root, MANIFEST_DIR), f"snapshot.{number:04d}.bin")
+class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
+    """A topic in a base or a delta: what an open needs of every topic, and its rows, which are decoded on first use."""
+
+    id: int
+    name: str
+    records: int  # live ones, as of the row; -1: not known
+    size: int  # their bytes
+    row: bytes  # a TopicRow
+    routers: tuple[RouterRow, ...] = ()  # those that write to it, in the order of their creation
+
+    @classmethod
+    def from_row(
+        cls, row: TopicRow, routers: Iterable[RouterRow] = (), *, records: int = -1, size: int = 0
+    ) -> TopicEntry:
+        return cls(row.id, row.name, records, size, _encode(row), tuple(routers))
+
+    def decode(self) -> TopicRow:
+        return small_files.decode_msgpack(TopicRow, self.row, f"the manifest's row of topic {self.id}")
 
 
-def list_manifest_numbers(disk: Disk, root: str) -> list[int]:
-    """Return the numbers of the snapshots in a directory, newest first."""
+class Base(msgspec.Struct, array_like=True, frozen=True):
+    """The file of a whole manifest."""
+
+    number: int
+    link: int  # of the delta of this number; 0: there is none
+    positions: Positions
+    topics: tuple[TopicEntry, ...]  # ascending ids
+
+
+class Change(msgspec.Struct, array_like=True, frozen=True):
+    """What a manifest changes of the one before it."""
+
+    number: int
+    parent: int  # link of the manifest before it
+    positions: Positions
+    topics: tuple[TopicEntry, ...] = ()  # new and changed ones
+    dropped: tuple[int, ...] = ()
+
+
+class Delta(msgspec.Struct, array_like=True, frozen=True):
+    """The file of a delta: its change, and the change before it again, for the case that its file is lost. Both are
+    encoded: a link is the hash of these bytes."""
+
+    change: bytes
+    before: bytes = b""  # empty: a base has it
+
+
+_encode = msgspec.msgpack.Encoder().encode
+FileKind: TypeAlias = Literal["snapshot", "delta"]
+FILE_KINDS: Final[tuple[FileKind, ...]] = ("snapshot", "delta")
+Fault: TypeAlias = Corrupt | NewerFormat | OSError
+
+
+class FaultyFile(NamedTuple):
+    """A file of `meta` that does not read, or is missing."""
+
+    name: str  # relative to the directory
+    fault: Fault
+
+
+@dataclass(slots=True)
+class _State:
+    """A manifest while changes are applied to it."""
+
+    number: int
+    link: int
+    positions: Positions
+    topics: dict[int, TopicEntry]
+    replaced: dict[int, TopicEntry | None] = field(default_factory=dict)  # what the last change replaced; None: new
+
+
+@dataclass
+class LoadedManifest:
+    number: int = 0  # 0: no manifest
+    positions: Positions = field(default_factory=Positions)
+    topics: dict[int, TopicEntry] = field(default_factory=dict)  # by id
+    replaced: dict[int, TopicEntry | None] = field(default_factory=dict)  # the rows of the manifest before that differ
+    faults: list[FaultyFile] = field(default_factory=list)
+    link: int = 0
+    bases: list[int] = field(default_factory=list)  # that can be used, ascending
+    last_change: bytes = b""  # of this number; empty: not known
+    base_bytes: int = 0
+    delta_bytes: int = 0  # since the newest base
+    needs_base: bool = True  # a lost file could make it unreadable, or an older version would misread what follows
+
+    @property
+    def skipped(self) -> list[str]:
+        """Files that do not read, with the reason."""
+        return [str(fault.fault) for fault in self.faults]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """All rows, decoded."""
+        return build_manifest(self.topics.values(), self.positions)
+
+    def rows_before(self) -> Iterator[TopicRow]:
+        """Decode the rows of the manifest before this one, as far as they differ."""
+        return (entry.decode() for entry in self.replaced.values() if entry is not None)
+
+
+def build_manifest(topics: Iterable[TopicEntry], positions: Positions) -> Manifest:
+    """Return a manifest with all rows decoded."""
+    entries = sorted(topics, key=lambda entry: entry.id)
+    return Manifest(
+        tuple(entry.decode() for entry in entries),
+        positions.groups,
+        positions.next_topic_id,
+        tuple(router for entry in entries for router in entry.routers),
+        positions.lagging,
+        positions.fresh,
+    )
+
+
+def _split_manifest(manifest: Manifest) -> tuple[Positions, tuple[TopicEntry, ...]]:
+    """Return the parts of a manifest in the form of files: that of versions 100 and 101, or one that a test made."""
+    routers: dict[int, list[RouterRow]] = {}
+    for router in manifest.routers:
+        routers.setdefault(router.dest_id, []).append(router)
+    positions = Positions(manifest.groups, manifest.next_topic_id, manifest.lagging, manifest.fresh)
+    return positions, tuple(TopicEntry.from_row(row, routers.get(row.id, ())) for row in manifest.topics)
+
+
+def manifest_path(root: str, number: int, kind: FileKind = "snapshot") -> str:
+    return join(join(root, MANIFEST_DIR), f"{kind}.{number:04d}.bin")
+
+
+def _list_files(disk: Disk, root: str) -> dict[FileKind, list[int]]:
+    """Return the numbers of the files of each kind, ascending."""
+    found: dict[FileKind, list[int]] = {"snapshot": [], "delta": []}
     try:
         names = disk.list_dir(join(root, MANIFEST_DIR))
     except FileNotFoundError:
-        return []
-    return sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)
+        return found
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            found["snapshot" if match[1] == "snapshot" else "delta"].append(int(match[2]))
+    return {kind: sorted(numbers) for kind, numbers in found.items()}
+
+
+def list_manifest_numbers(disk: Disk, root: str) -> list[int]:
+    """Return the numbers of the manifests that files in a directory are about, newest first."""
+    files = _list_files(disk, root)
+    return sorted({*files["snapshot"], *files["delta"]} - {0}, reverse=True)
+
+
+class _ChangeHead(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    parent: int
+
+
+class _BaseHead(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    link: int
+
+
+class _BaseFile(NamedTuple):
+    """A base whose checksum holds. One that is not the newest is not decoded."""
+
+    number: int
+    link: int
+    size: int
+    old_form: Base | None  # of version 100 or 101, decoded
+    body: bytes
+
+    def decode(self) -> Base:
+        if self.old_form is not None:
+            return self.old_form
+        return small_files.decode_msgpack(Base, self.body, f"{MANIFEST_DIR}/snapshot.{self.number:04d}.bin")
+
+
+_EMPTY_BASE: Final = _BaseFile(0, 0, 0, None, _encode(Base(0, 0, Positions(), ())))
+
+
+class _Reader:
+    """Reads the files of `meta`, each once."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk, self._root = disk, root
+        self.files = _list_files(disk, root)
+        self.faults: dict[str, Fault] = {}
+        self.has_vanished = False  # a writer removed a listed file meanwhile
+        self.sizes: dict[str, int] = {}
+        self._bases: dict[int, _BaseFile | None] = {}
+        self.changes: dict[int, dict[int, bytes]] = {}  # number → parent → the encoded change, of deltas that read
+        self.copies: dict[int, int] = {}  # number → files that have its change
+
+    def _read(self, kind: FileKind, number: int) -> bytes | None:
+        path = manifest_path(self._root, number, kind)
+        name = path.removeprefix(f"{self._root.rstrip('/')}/")
+        try:
+            content = read_file(self._disk, path)
+        except OSError as error:
+            self.faults[name] = error
+            return None
+        self.has_vanished |= content is None
+        self.sizes[name] = len(content or b"")
+        return content
+
+    def base(self, number: int) -> _BaseFile | None:
+        """Return a base; None if it does not read."""
+        if number not in self._bases:
+            self._bases[number] = self._load_base(number)
+        return self._bases[number]
+
+    def _load_base(self, number: int) -> _BaseFile | None:
+        name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
+        content = self._read("snapshot", number)
+        if content is None:
+            return None
+        try:
+            if (small_files.snapshot_version(content) or 0) <= small_files.SNAPSHOT_VERSION_NEWEST:
+                manifest = small_files.decode_snapshot(Manifest, content, name)
+                return _BaseFile(number, 0, len(content), Base(number, 0, *_split_manifest(manifest)), b"")
+            body = small_files.unwrap_snapshot(content, name, version=small_files.CHAIN_VERSION)
+            found = small_files.decode_msgpack(_BaseHead, body, name)
+            if found.number != number:
+                raise Corrupt(name, pos=0, reason=f"it is the base of manifest {found.number}")
+        except (Corrupt, NewerFormat) as error:
+            self.faults[name] = error
+            return None
+        return _BaseFile(number, found.link, len(content), None, body)
+
+    def load_deltas(self) -> None:
+        for number in self.files["delta"]:
+            name = f"{MANIFEST_DIR}/delta.{number:04d}.bin"
+            content = self._read("delta", number)
+            if content is None:
+                continue
+            try:
+                body = small_files.unwrap_snapshot(content, name, version=small_files.CHAIN_VERSION)
+                delta = small_files.decode_msgpack(Delta, body, name)
+                self._add_change(delta.change, number, name)
+                if delta.before:
+                    self._add_change(delta.before, number - 1, name)
+            except (Corrupt, NewerFormat) as error:
+                self.faults[name] = error
+
+    def _add_change(self, encoded: bytes, number: int, name: str) -> None:
+        found = small_files.decode_msgpack(_ChangeHead, encoded, name)
+        if found.number != number:
+            raise Corrupt(name, pos=0, reason=f"it has the change of manifest {found.number}")
+        self.changes.setdefault(number, {})[found.parent] = encoded
+        self.copies[number] = self.copies.get(number, 0) + 1
+
+    def has_single_copy(self, target: int) -> bool:
+        """Whether a change before the last one is in one file only."""
+        return any(self.copies.get(number, 0) < 2 for number in range(1, target))
+
+    def path_to(self, target: int, number: int, link: int) -> list[bytes] | None:
+        """Return the changes that lead from a base to manifest `target`; None: not all of them are there."""
+        path: list[bytes] = []
+        for step in range(number + 1, target + 1):
+            encoded = self.changes.get(step, {}).get(link)
+            if encoded is None:
+                return None
+            path.append(encoded)
+            link = xxh3_64_intdigest(encoded)
+        return path
+
+
+def _apply_change(state: _State, encoded: bytes) -> None:
+    change = small_files.decode_msgpack(Change, encoded, f"{MANIFEST_DIR}/delta.{state.number + 1:04d}.bin")
+    state.replaced = {}
+    for entry in change.topics:
+        state.replaced[entry.id] = state.topics.get(entry.id)
+        state.topics[entry.id] = entry
+    for topic_id in change.dropped:
+        state.replaced[topic_id] = state.topics.pop(topic_id, None)
+    state.number, state.link, state.positions = change.number, xxh3_64_intdigest(encoded), change.positions
 
 
 def load_newest(disk: Disk, root: str) -> LoadedManifest:
-    """Load the newest snapshot that reads. A newer format is refused, not skipped: an older state would be wrong."""
-    good: list[tuple[int, Manifest]] = []
-    skipped: list[str] = []
-    for number in list_manifest_numbers(disk, root):
-        name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
-        try:
-            content = read_file(disk, manifest_path(root, number))
-        except OSError as error:
-            raise Damaged(f"{name} cannot be read: {error}; nothing was changed, repair the disk and retry") from error
-        if content is None:
-            continue  # pruned meanwhile
-        try:
-            good.append((number, small_files.decode_snapshot(Manifest, content, name)))
-        except NewerFormat:
-            raise
-        except Corrupt as error:
-            skipped.append(str(error))
-    if not good:
-        return LoadedManifest(0, Manifest(), None, skipped)
-    return LoadedManifest(*good[0], good[1][1] if len(good) > 1 else None, skipped)
+    """Load the newest manifest that reads, or the one before it. A newer format is refused, not skipped: an older state
+    would be wrong."""
+    loaded = inspect(disk, root)
+    for _, fault in loaded.faults:
+        if isinstance(fault, NewerFormat):
+            raise fault
+        if isinstance(fault, OSError):
+            name = next(file.name for file in loaded.faults if file.fault is fault)
+            raise Damaged(f"{name} cannot be read: {fault}; nothing was changed, repair the disk and retry") from fault
+    return loaded
 
 
-def load_number(disk: Disk, root: str, number: int) -> Manifest:
-    """Load the snapshot of this number. Raises where it does not read."""
-    name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
-    content = read_file(disk, manifest_path(root, number))
-    if content is None:
-        raise Corrupt(name, pos=0, reason="the file is missing")
-    return small_files.decode_snapshot(Manifest, content, name)
+def inspect(disk: Disk, root: str) -> LoadedManifest:
+    """`load_newest` that raises for no file: `faults` has what is wrong with each."""
+    for _ in range(_LOAD_TRIES):
+        reader = _Reader(disk, root)
+        loaded = _load(reader)
+        if loaded.number or not reader.has_vanished:
+            return loaded
+    raise Unavailable(f"{root} changes faster than it can be read; nothing was changed, try again")
 
 
-def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
-    """Make this the newest snapshot; it survives a power cut on return."""
-    replace_file(disk, manifest_path(root, number), small_files.encode_snapshot(manifest, version=_version(manifest)))
+def _load(reader: _Reader) -> LoadedManifest:
+    reader.load_deltas()
+    files = reader.files
+    newest = max([*files["snapshot"], *files["delta"]], default=0)
+    # A directory begins with the empty manifest 0, whether or not its file is there.
+    starts = sorted({0, *files["snapshot"]}, reverse=True)
+    for target in (newest, newest - 1):
+        if target <= 0:
+            break
+        usable: list[tuple[_BaseFile, list[bytes]]] = []
+        for number in starts:
+            base = (reader.base(number) if number in files["snapshot"] else None) or (None if number else _EMPTY_BASE)
+            path = reader.path_to(target, number, base.link) if base is not None and number <= target else None
+            if base is not None and path is not None:
+                usable.append((base, path))
+        if usable:
+            return _describe(reader, target, newest, usable)
+    return LoadedManifest(faults=_list_faults(reader, newest))
 
 
-def _version(manifest: Manifest) -> int:
-    """Return the lowest version of the format that can say this: a reader that does not know generations would look for
-    files that are gone."""
-    is_rewritten = any(segment.generation for topic in manifest.topics for segment in topic.segments)
-    return small_files.SNAPSHOT_VERSION_NEWEST if is_rewritten else small_files.SNAPSHOT_VERSION
+def _describe(reader: _Reader, target: int, newest: int, usable: list[tuple[_BaseFile, list[bytes]]]) -> LoadedManifest:
+    """Apply the changes since the newest base. `usable`: every base from which the manifest can be reached."""
+    file, path = usable[0]
+    base = file.decode()
+    state = _State(base.number, base.link, base.positions, {entry.id: entry for entry in base.topics})
+    for encoded in path:
+        _apply_change(state, encoded)
+    older = reader.base(target - 1) if not path and target - 1 in reader.files["snapshot"] else None
+    if older is not None:  # version 100 or 101, where every manifest is a base
+        state.replaced = {entry.id: entry for entry in older.decode().topics}
+    bases = sorted(found.number for found, _ in usable)
+    faults = _list_faults(reader, newest, bases[0])
+    return LoadedManifest(
+        state.number,
+        state.positions,
+        state.topics,
+        state.replaced,
+        faults,
+        state.link,
+        bases if older is None else [older.number, *bases],
+        path[-1] if path else b"",
+        file.size,
+        sum(map(len, path)),
+        # The empty base 0 needs no second one: its content is known without its file.
+        needs_base=(len(usable) < 2 and (file.number > 0 or reader.has_single_copy(target)))
+        or bool(faults)
+        or target < newest
+        or file.old_form is not None,
+    )
 
 
-def prune(disk: Disk, root: str) -> None:
-    """Remove all but the two newest snapshots, and temporary files of interrupted saves."""
+def _list_faults(reader: _Reader, newest: int, oldest_base: int | None = None) -> list[FaultyFile]:
+    """Return the files that do not read, newest first, and the deltas since a base that must have been there."""
+    faults = dict(reader.faults)
+    deltas = reader.files["delta"]
+    first = deltas[0] if oldest_base is None and deltas else (oldest_base or 0) + 1
+    if deltas and deltas[-1] > first:
+        for number in sorted({*range(first, newest + 1)} - {*deltas}):
+            name = f"{MANIFEST_DIR}/delta.{number:04d}.bin"
+            faults.setdefault(name, Corrupt(name, pos=0, reason="the file is missing"))
+    order = sorted(faults.items(), key=lambda file: file[0].rpartition(".")[0].rpartition(".")[2], reverse=True)
+    return [FaultyFile(name, fault) for name, fault in order]
+
+
+def write_base(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
+    """Write a whole manifest as the base of its number; it survives a power cut on return."""
+    replace_file(disk, manifest_path(root, number), _encode_base(Base(number, 0, *_split_manifest(manifest))))
+
+
+def _encode_base(base: Base) -> bytes:
+    return small_files.wrap_snapshot(_encode(base), version=small_files.CHAIN_VERSION)
+
+
+class ManifestStore:
+    """The newest manifest of a directory that is open for writing, and its files. Used by one checkpoint at a time."""
+
+    def __init__(self, disk: Disk, root: str, loaded: LoadedManifest | None = None) -> None:
+        loaded = loaded or LoadedManifest()
+        self._disk, self._root = disk, root
+        self.number, self.positions = loaded.number, loaded.positions
+        self.topics: dict[int, TopicEntry] = loaded.topics  # by id
+        self._link, self._bases, self._last_change = loaded.link, loaded.bases, loaded.last_change
+        self._base_bytes, self._delta_bytes = loaded.base_bytes, loaded.delta_bytes
+        self._needs_base = loaded.needs_base
+
+    def manifest(self) -> Manifest:
+        """All rows, decoded."""
+        return build_manifest(self.topics.values(), self.positions)
+
+    def save(
+        self, changed: Iterable[TopicEntry], dropped: Collection[int], positions: Positions, *, final: bool = False
+    ) -> None:
+        """Make a manifest with these changes the newest; it survives a power cut on return. `final`: close waits for
+        it, so a base that can wait does."""
+        if self._needs_base:
+            self._restart_chain()
+        elif self._has_many_deltas(2 if final else 1):
+            self._write_base()
+        topics = {entry.id: entry for entry in changed}
+        gone = tuple(sorted(topic_id for topic_id in dropped if topic_id in self.topics))
+        change = _encode(Change(self.number + 1, self._link, positions, (*topics.values(),), gone))
+        self._write_delta(change)
+        self.topics |= topics
+        for topic_id in gone:
+            del self.topics[topic_id]
+        self.positions = positions
+
+    def _has_many_deltas(self, factor: int) -> bool:
+        """Whether the deltas since the newest base cost an open more than another base costs a checkpoint."""
+        limit = factor * max(self._base_bytes // 2, DELTA_BYTES_MIN)
+        return self.number - max(self._bases, default=0) >= factor * DELTAS_MAX or self._delta_bytes > limit
+
+    def _restart_chain(self) -> None:
+        """Write a base that an older version refuses, and a delta of its number that changes nothing: with either of
+        them lost the manifest reads."""
+        if not self.number:
+            self._write_base()
+        else:
+            change = _encode(Change(self.number + 1, self._link, self.positions))
+            base = Base(self.number + 1, xxh3_64_intdigest(change), self.positions, self._sorted_topics())
+            self._replace_base(base)
+            self._last_change = b""
+            self._write_delta(change)
+            self._bases = [*(number for number in self._bases if number < self.number), self.number]
+            self._delta_bytes = 0
+        self._needs_base = False
+
+    def _write_base(self) -> None:
+        """Write the newest manifest as a base."""
+        self._replace_base(Base(self.number, self._link, self.positions, self._sorted_topics()))
+        self._bases = [*(number for number in self._bases if number < self.number), self.number]
+        self._last_change, self._delta_bytes = b"", 0
+
+    def _sorted_topics(self) -> tuple[TopicEntry, ...]:
+        return tuple(self.topics[topic_id] for topic_id in sorted(self.topics))
+
+    def _replace_base(self, base: Base) -> None:
+        content = _encode_base(base)
+        replace_file(self._disk, manifest_path(self._root, base.number), content)
+        self._base_bytes = len(content)
+
+    def _write_delta(self, change: bytes) -> None:
+        content = _encode(Delta(change, self._last_change))
+        replace_file(
+            self._disk,
+            manifest_path(self._root, self.number + 1, "delta"),
+            small_files.wrap_snapshot(content, version=small_files.CHAIN_VERSION),
+        )
+        self.number += 1
+        self._link, self._last_change = xxh3_64_intdigest(change), change
+        self._delta_bytes += len(change)
+
+    def prune(self) -> None:
+        """Remove all but the two newest bases and the deltas since the older one. Files that do not read are removed
+        as soon as there are two bases without them."""
+        self._bases = self._bases[-_BASES_KEPT:]
+        files = _list_files(self._disk, self._root)
+        stale = [manifest_path(self._root, number) for number in files["snapshot"] if number not in self._bases]
+        stale += [manifest_path(self._root, number, "delta") for number in files["delta"] if number <= self._bases[0]]
+        if sum(remove_if_exists(self._disk, path) for path in stale):
+            self._disk.sync_dir(join(self._root, MANIFEST_DIR))
+
+
+def remove_temporary_files(disk: Disk, root: str) -> None:
+    """Remove what interrupted saves left."""
     directory = join(root, MANIFEST_DIR)
-    stale = [manifest_path(root, number) for number in list_manifest_numbers(disk, root)[_MANIFESTS_KEPT:]]
-    stale += [join(directory, name) for name in disk.list_dir(directory) if _TEMPORARY.fullmatch(name)]
-    if sum(remove_if_exists(disk, path) for path in stale):
+    left = [join(directory, name) for name in disk.list_dir(directory) if _TEMPORARY.fullmatch(name)]
+    if sum(remove_if_exists(disk, path) for path in left):
         disk.sync_dir(directory)

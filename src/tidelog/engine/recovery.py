@@ -200,7 +200,9 @@ class TopicReplayer:
         self, context: EngineContext, topics: dict[int, TopicState], loaded: Manifest, report: RecoveryReport
     ) -> None:
         self._context, self._topics, self._report = context, topics, report
-        self.next_id = self._first_new_topic_id = loaded.next_topic_id
+        self._first_new_topic_id = loaded.next_topic_id
+        # A topic that was created during the checkpoint may have a row and a higher id.
+        self.next_id = max([loaded.next_topic_id, *(topic_id + 1 for topic_id in topics)])
         # Topics that a checkpoint left out need more of the WAL than the others.
         self._lagging = set(loaded.lagging)
         self._fresh = {row.key: Position(row.first, row.pos) for row in loaded.fresh}
@@ -638,7 +640,27 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
             place.topic.report_corruption(place.where, place.reason)
     has_truncated_source = manager.link_forwarders(topics_by_id, report, writable=writable)
     report.topics = len(topics)
+    context.dirty_topics |= _find_changed(topics, groups, loaded, report)
     return RecoveredTopics(topics, replayed.next_id, groups, loaded, has_truncated_source)
+
+
+def _find_changed(
+    topics: dict[str, TopicState], groups: Sequence[ShardRecovery], loaded: LoadedManifest, report: RecoveryReport
+) -> set[TopicState]:
+    """Return the topics whose rows may not be what the manifest has, besides those that lost records to a cap or to
+    age."""
+    if loaded.faults or report.damage or any(group.replay.losses for group in groups):
+        return set(topics.values())
+    replayed = {topic_id for group in groups for topic_id in group.contents.topics}
+    return {
+        topic
+        for topic in topics.values()
+        if topic.id in replayed
+        or topic.name in report.padded
+        or topic.id not in loaded.topics
+        or (topic.is_ephemeral and topic.index.head)  # its records are gone
+        or (report.frames and (topic.upstream is not None or topic.downstream))
+    }
 
 
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
@@ -720,7 +742,7 @@ def _finish_topic(topic: TopicState, report: RecoveryReport, *, writable: bool) 
 
 def replay_start(loaded: LoadedManifest, key: str) -> Position | None:
     """Return where the manifest starts replay of a shard; None: it does not know the shard."""
-    return next((Position(row.first, row.pos) for row in loaded.manifest.groups if row.key == key), None)
+    return next((Position(row.first, row.pos) for row in loaded.positions.groups if row.key == key), None)
 
 
 def first_file_number(loaded: LoadedManifest, groups: Sequence[ShardRecovery], key: str) -> int:
@@ -769,7 +791,7 @@ def _read_shards(
     first_numbers = {
         key: number for key in keys if (number := _oldest_file_number(context.disk, paths.shard_directory(wal, key)))
     }
-    keys += [row.key for row in loaded.manifest.groups if row.pos and row.key not in keys]  # all its files are gone
+    keys += [row.key for row in loaded.positions.groups if row.pos and row.key not in keys]  # all its files are gone
     topics = join(context.root, TOPICS_DIR)
     is_used = (
         first_numbers or loaded.skipped or (context.disk.stat(topics) is not None and context.disk.list_dir(topics))

@@ -133,6 +133,7 @@ def _roll_if_all_expired(topic: TopicState) -> None:
         index.drop_empty_memtables()
     else:
         topic.context.needs_checkpoint = True
+    topic.mark_dirty()
 
 
 def needs_expiry(topic: TopicState) -> bool:

@@ -8,9 +8,10 @@ repeating all of it leads to the same state.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace as replaced
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tidelog.addresses import check_path
@@ -24,7 +25,7 @@ from tidelog.engine import gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
-from tidelog.engine.manifest import GroupRow, Manifest
+from tidelog.engine.manifest import GroupRow, LoadedManifest
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, recover
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
@@ -171,7 +172,7 @@ def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) 
                 None,
                 recovered.topics,
                 recovered.next_topic_id,
-                CheckpointState(),
+                CheckpointState(manifest.ManifestStore(context.disk, context.root, recovered.loaded)),
                 report,
                 lambda: _open_reader(make_context, progress),
             )
@@ -235,7 +236,9 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
     shard_keys = {group.key for group in recovered.groups}
     old_shards = [group for group in recovered.groups if group.key not in keys]
     old_rows = tuple(GroupRow(group.key, group.replay.next_file_number, 0) for group in old_shards)
-    state = CheckpointState(recovered.loaded.number, recovered.loaded.manifest.groups, old_layout_shards=old_rows)
+    context.dropped_ids = {*recovered.loaded.topics} - {topic.id for topic in recovered.topics.values()}
+    store = manifest.ManifestStore(context.disk, context.root, recovered.loaded)
+    state = CheckpointState(store, old_layout_shards=old_rows)
     # An accepted loss needs a new manifest, or every start would find it again.
     state.needs_checkpoint = (
         report.lost or recovered.has_truncated_source or (bool(shard_keys) and shard_keys != set(keys))
@@ -257,12 +260,7 @@ def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: 
         for part in topic.index.parts:
             if isinstance(part, Segment):
                 _repair_segment(disk, part, report)
-    _remove_unnamed_files(
-        context,
-        live,
-        [recovered.loaded.manifest, *([recovered.loaded.before] if recovered.loaded.before else [])],
-        report,
-    )
+    _remove_unnamed_files(context, live, recovered.loaded, report)
 
 
 def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
@@ -284,16 +282,12 @@ def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
 
 
 def _remove_unnamed_files(
-    context: EngineContext, live: dict[int, TopicState], manifests: Sequence[Manifest], report: RecoveryReport
+    context: EngineContext, live: dict[int, TopicState], loaded: LoadedManifest, report: RecoveryReport
 ) -> None:
-    """Remove segment files that neither manifest names. Files with other names stay."""
+    """Remove segment files that neither of the two newest manifests names. Files with other names stay."""
     disk, topics = context.disk, join(context.root, TOPICS_DIR)
-    named = {
-        (topic.id, segment.base, segment.generation)
-        for loaded in manifests
-        for topic in loaded.topics
-        for segment in topic.segments
-    }
+    rows = chain(loaded.manifest.topics, loaded.rows_before())
+    named = {(row.id, segment.base, segment.generation) for row in rows for segment in row.segments}
     for name in disk.list_dir(topics):
         match = _TOPIC_DIR_PATTERN.fullmatch(name)
         if match is None:
@@ -313,7 +307,7 @@ def _remove_unnamed_files(
             report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
         if stale:
             disk.sync_dir(directory)
-    manifest.prune(disk, context.root)
+    manifest.remove_temporary_files(disk, context.root)
 
 
 def remove_topic_files(disk: Disk, directory: str) -> None:

@@ -338,6 +338,8 @@ class TopicState:
             if not persistent:
                 self.index.drop_empty_memtables()
         self.last_write_ms = self.context.now_ms()
+        if not persistent:
+            self.mark_dirty()  # no commit does
         self.enforce_caps()
         if self.due_ms is None:
             self.schedule_maintenance()
@@ -370,6 +372,7 @@ class TopicState:
         evicted = self.index.evict(floor, cause)
         self.quota.release(evicted.bytes)
         if self.index.evict_floor > old_floor:
+            self.mark_dirty()
             broken = find_broken_holds(self.groups, old_floor, floor) if self.had_retention_hold else []
             self.context.removals.add_eviction(self, old_floor, cause, evicted, broken)
             if self.must_persist_floor:
@@ -389,6 +392,7 @@ class TopicState:
         created_ms = self.index.active_segment_created_ms()
         if limit and created_ms is not None and self.context.now_ms() - created_ms >= limit:
             self.index.roll_segment()
+            self.mark_dirty()
             self.context.needs_checkpoint = True
 
     def schedule_maintenance(self, not_before_ms: int = 0) -> None:
@@ -427,4 +431,11 @@ class TopicState:
             self.context.notify(self.name, listeners)
 
     def submit(self, commit: Commit) -> None:
+        """Queue a commit of frames of this topic."""
+        commit.on_applied = self.mark_dirty
         self.shard.submit(commit)
+
+    def mark_dirty(self) -> None:
+        """Make the next checkpoint write the topic's row. Called after a change: a checkpoint takes the set of dirty
+        topics first and looks at them then, so it has the change, or the topic is dirty again."""
+        self.context.dirty_topics.add(self)

@@ -19,8 +19,9 @@ A metadata snapshot, whose content the engine defines:
     │ "SNP1" │ version │ body_len │ xxh3 │ body │      4 bytes, u32, u32, u64 little-endian
     └────────┴─────────┴──────────┴──────┴──────┘
 
-XXH3-64 covers the body, which is MessagePack. Version 100 is Tidelog's first; lower numbers belong to
-another system that shares the header. The file is exactly as long as its header says.
+XXH3-64 covers the body, which is MessagePack, and from version 101 on the version before it. Version 100 is Tidelog's
+first, 101 has generations of segments, 102 is a base or a delta; lower numbers belong to another system that shares the
+header. The file is exactly as long as its header says.
 
 The manifest of a segmented log, `.tidelog.manifest`.
 
@@ -119,6 +120,7 @@ def _checksum(lead: bytes, body: bytes) -> int:
 SNAPSHOT_MAGIC: Final = b"SNP1"
 SNAPSHOT_VERSION: Final = 100
 SNAPSHOT_VERSION_NEWEST: Final = 101  # the versions between differ in what the body may say, not in its layout
+CHAIN_VERSION: Final = 102  # of bases and deltas
 _SNAPSHOT_HEADER = Struct("<4sIIQ")
 SNAPSHOT_HEADER_BYTES: Final = FILE_HEADER_BYTES
 assert _SNAPSHOT_HEADER.size == SNAPSHOT_HEADER_BYTES, (
@@ -152,6 +154,14 @@ def wrap_snapshot(body: bytes, *, version: int = SNAPSHOT_VERSION) -> bytes:
     if len(body) > U32_MAX:
         raise TooLarge("the body of a snapshot", size=len(body), limit=U32_MAX)
     return _SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, version, len(body), _snapshot_checksum(version, body)) + body
+
+
+def snapshot_version(buf: Buffer) -> int | None:
+    """Return the version in the header of a snapshot file; None where it has none."""
+    if len(buf) < SNAPSHOT_HEADER_BYTES:
+        return None
+    magic, version, _, _ = _SNAPSHOT_HEADER.unpack_from(buf, 0)
+    return int(version) if magic == SNAPSHOT_MAGIC else None
 
 
 def _snapshot_checksum(version: int, body: bytes) -> int:

@@ -56,6 +56,7 @@ class Commit:
         "future",
         "may_use_reserve",
         "offset",
+        "on_applied",
         "pieces",
         "queued_us",
         "size",
@@ -80,6 +81,7 @@ class Commit:
         # Whether it may use the disk reserve: commits that free space, or record what was removed. Not new records.
         self.may_use_reserve = True
         self.future: CommitFuture[Any] | None = future
+        self.on_applied: Callable[[], object] | None = None  # called after `apply`, before the future completes
         self._callback = on_done
 
     @property
@@ -93,6 +95,8 @@ class Commit:
     def on_done(self, error: Error | None) -> None:
         """Apply the outcome and resolve the future. Called exactly once; None: written, and synced if durable."""
         result = self.apply(error)
+        if self.on_applied is not None:
+            self.on_applied()
         if self.future is not None:
             self.future.set_result(result if error is None else error)
 

@@ -50,6 +50,7 @@ def small_directory(shards: int = 1) -> tuple[SimDisk, Rows, Rows]:
     bench.seal("d")
     write("f", b"stays in a segment that is not sealed yet", tag="s")
     bench.checkpoint()
+    bench.checkpoint()
     write("f", b"eight", {"n": 9}, tag="z")
     bench.delete("d", before_seq=2)
     write("d", b"beta", tag="y")
@@ -212,6 +213,16 @@ def test_a_seal_that_verifies_nothing_is_found(bug: str, monkeypatch: pytest.Mon
 def test_the_small_directory_has_every_kind_of_file() -> None:
     base, truth, _ = small_directory()
     names = list(base.tree())
-    for kind in (".data", ".idx", ".foot", ".del", ".log", "CURRENT", "snapshot.0001.bin", "snapshot.0002.bin"):
+    for kind in (
+        ".data",
+        ".idx",
+        ".foot",
+        ".del",
+        ".log",
+        "CURRENT",
+        "snapshot.0000.bin",
+        "snapshot.0002.bin",
+        "delta.0003.bin",
+    ):
         assert any(name.endswith(kind) for name in names), f"no {kind} among {names}"
     assert all(truth.values())

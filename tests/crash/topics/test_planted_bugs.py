@@ -246,14 +246,14 @@ def floors_are_not_hardened(patch: Patch) -> None:
 
 
 def the_wal_is_let_go_of_before_the_snapshot(patch: Patch) -> None:
-    real = manifest.save
+    real = manifest.ManifestStore.save
 
-    def save(disk: SimDisk, root: str, number: int, made: manifest.Manifest) -> None:
+    def save(self: manifest.ManifestStore, changed: Any, dropped: Any, made: manifest.Positions, **how: Any) -> None:
         for row in made.groups:
-            remove_old_files(disk, f"{root}/wal", row.key, row.first)
-        real(disk, root, number, made)
+            remove_old_files(self._disk, f"{self._root}/wal", row.key, row.first)
+        real(self, changed, dropped, made, **how)
 
-    patch.setattr(manifest, "save", save)
+    patch.setattr(manifest.ManifestStore, "save", save)
 
 
 def a_snapshot_says_more_than_the_segments_hold(patch: Patch) -> None:
@@ -261,13 +261,35 @@ def a_snapshot_says_more_than_the_segments_hold(patch: Patch) -> None:
 
 
 def positions_are_taken_too_late(patch: Patch) -> None:
-    real = manifest.save
+    real = manifest.ManifestStore.save
 
-    def save(disk: SimDisk, root: str, number: int, made: manifest.Manifest) -> None:
+    def save(self: manifest.ManifestStore, changed: Any, dropped: Any, made: manifest.Positions, **how: Any) -> None:
         further = tuple(manifest.GroupRow(row.key, row.first, row.pos + 120) for row in made.groups)
-        real(disk, root, number, manifest.Manifest(made.topics, further, made.next_topic_id))
+        real(self, changed, dropped, manifest.Positions(further, made.next_topic_id), **how)
 
-    patch.setattr(manifest, "save", save)
+    patch.setattr(manifest.ManifestStore, "save", save)
+
+
+def a_topic_that_was_written_is_not_dirty(patch: Patch) -> None:
+    real = TopicState.mark_dirty
+
+    def mark_dirty(self: TopicState) -> None:
+        if not self.index.head:
+            real(self)
+
+    patch.setattr(TopicState, "mark_dirty", mark_dirty)
+
+
+def a_base_is_removed_before_the_next_one_is_written(patch: Patch) -> None:
+    real = manifest.ManifestStore._write_base
+
+    def write_base(self: manifest.ManifestStore) -> None:
+        for number in self._bases:
+            self._disk.remove(manifest.manifest_path(self._root, number))
+        self._disk.sync_dir(f"{self._root}/meta")
+        real(self)
+
+    patch.setattr(manifest.ManifestStore, "_write_base", write_base)
 
 
 # Recovery -------------------------------------------------------------------------------------------------
@@ -321,6 +343,8 @@ PLANTED: list[tuple[Callable[[Patch], None], str, str]] = [
     (the_wal_is_let_go_of_before_the_snapshot, "", "batch batch checkpoint"),
     (a_snapshot_says_more_than_the_segments_hold, "", "one checkpoint"),
     (positions_are_taken_too_late, "", "checkpoint one"),
+    (a_topic_that_was_written_is_not_dirty, "", "one checkpoint one checkpoint"),
+    (a_base_is_removed_before_the_next_one_is_written, "", "one checkpoint " * 7),
     (torn_tails_are_left_in_place, "", "batch"),
     (half_a_batch_counts, "", "batch"),
     (a_jump_in_seqs_ends_the_replay_of_a_topic, "", "kill one kill"),

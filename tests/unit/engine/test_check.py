@@ -30,7 +30,7 @@ from tidelog.wal import paths
 ROOT = "data"
 SEALED = "topics/00000001/seg-0000000000000001"
 GROWING = "topics/00000001/seg-0000000000000010"
-NEWEST = "meta/snapshot.0002.bin"
+NEWEST = "meta/delta.0002.bin"
 
 
 def opened(disk: SimDisk, clock: ManualClock | None = None, *, shards: int = 2) -> Engine:
@@ -92,8 +92,8 @@ class Bench:
 
     def remake(self, change: Callable[[manifest.Manifest], manifest.Manifest]) -> None:
         """A newest snapshot that says something else, its checksum right."""
-        made = small_files.decode_snapshot(manifest.Manifest, self.read(NEWEST))
-        self.write(NEWEST, small_files.encode_snapshot(change(made)))
+        loaded = manifest.load_newest(self.disk, ROOT)
+        manifest.write_base(self.disk, ROOT, loaded.number, change(loaded.manifest))
 
 
 @pytest.fixture
@@ -160,7 +160,8 @@ def test_a_directory_that_was_closed_or_never_checkpointed_is_sound() -> None:
 
 KINDS = {
     NEWEST: "snapshot",
-    "meta/snapshot.0001.bin": "snapshot",
+    "meta/delta.0001.bin": "snapshot",
+    "meta/snapshot.0000.bin": "snapshot",
     f"{SEALED}.data": "data",
     f"{SEALED}.idx": "index",
     f"{SEALED}.foot": "footer",
@@ -221,7 +222,7 @@ def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, is_recorded:
     if not is_recorded:
         harness.disk.remove(f"data/wal/shard-{shard:02d}/SYNCED")
     name = f"wal/shard-{shard:02d}/wal-0000000000000001.log"
-    made = small_files.decode_snapshot(manifest.Manifest, harness.read(NEWEST))
+    made = manifest.load_newest(harness.disk, ROOT).manifest
     (position,) = (row.pos for row in made.groups if row.key == f"shard-{shard:02d}")
     used = len(harness.read(name).rstrip(b"\0"))
     synced = recorded.pos if is_recorded else last_mark(harness.read(name))
@@ -456,7 +457,7 @@ def test_without_its_newest_snapshot_a_directory_is_checked_against_the_one_befo
     harness.disk.flip_bit(harness.path(NEWEST), 30, 0)
     harness.disk.flip_bit(harness.path(f"{SEALED}.data"), 60, 0)
     assert [finding.file for finding in harness.damage()] == [NEWEST, f"{SEALED}.data"]
-    harness.disk.flip_bit(harness.path("meta/snapshot.0001.bin"), 30, 0)
+    harness.disk.flip_bit(harness.path("meta/delta.0001.bin"), 30, 0)
     assert [finding.kind for finding in harness.look()] == ["snapshot", "snapshot"], "leftovers are unknown"
 
 

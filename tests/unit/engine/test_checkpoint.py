@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.engine.harness import (
     CLASSES,
+    PATH,
     RESTARTS,
     TINY,
     EngineHarness,
@@ -22,7 +23,7 @@ from tests.unit.engine.harness import (
     seqs,
 )
 
-from tidelog.engine import Engine, Topic
+from tidelog.engine import Engine, Topic, manifest
 from tidelog.errors import Closed, DiskFull, TopicNotFound, Unavailable, WriteFailed
 
 
@@ -42,7 +43,7 @@ def filled(world: EngineHarness) -> Topic:
 
 
 def snapshots(world: EngineHarness) -> list[int]:
-    return [int(path.split(".")[1]) for path in world.files(".bin", "meta")]
+    return manifest.list_manifest_numbers(world.disk, PATH)
 
 
 # Alone --------------------------------------------------------------------------------------------------
@@ -108,14 +109,21 @@ def test_what_a_checkpoint_covers_leaves_the_wal() -> None:
     assert len(seqs(world.restart("crash").topic("a"))) == 30
 
 
-def test_two_snapshots_are_kept_and_numbers_rise() -> None:
+def test_two_bases_and_the_deltas_since_are_kept_and_numbers_rise(monkeypatch: pytest.MonkeyPatch) -> None:
     """G38."""
+    monkeypatch.setattr(manifest, "DELTAS_MAX", 2)
     world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
-    for number in range(1, 6):
+    kept = []
+    for number in range(8):
         topic.append(number)
         world.log.checkpoint()
-        assert snapshots(world) == [number - 1, number][-min(number, 2) :]
+        kept.append([path.rpartition("/")[2].removesuffix(".bin") for path in sorted(world.files(".bin", "meta"))])
+    assert kept[0] == ["delta.0001", "snapshot.0000"]
+    assert kept[1] == ["delta.0001", "delta.0002", "snapshot.0000"]
+    assert kept[2] == ["delta.0001", "delta.0002", "delta.0003", "snapshot.0000", "snapshot.0002"]
+    assert kept[4] == ["delta.0003", "delta.0004", "delta.0005", "snapshot.0002", "snapshot.0004"]
+    assert kept[6] == ["delta.0005", "delta.0006", "delta.0007", "snapshot.0004", "snapshot.0006"]
     world.restart("reopen")
     world.log.checkpoint()
     assert min(snapshots(world)) >= 5
@@ -136,7 +144,7 @@ def test_a_snapshot_that_does_not_read_is_passed_over_and_nothing_is_lost(broken
         topic.delete(seqs=[9])
     before = everything(world.log)
     disk = world.disk.reboot()
-    path = sorted(world.files(".bin", "meta"))[-1]
+    path = manifest.manifest_path(PATH, snapshots(world)[0], "delta")
     content = disk.read_file(path)
     if broken == "flipped":
         disk.flip_bit(path, len(content) // 2, 3)

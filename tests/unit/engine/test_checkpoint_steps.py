@@ -10,7 +10,7 @@ from tests.unit.engine.harness import PATH, EngineHarness, datas, seqs
 
 from tidelog.engine import Topic, checkpoint, manifest
 from tidelog.engine.checkpoint import SegmentWriter
-from tidelog.engine.manifest import Manifest, TopicRow
+from tidelog.engine.manifest import TopicRow
 from tidelog.engine.segment import Segment
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import WriteFailed
@@ -162,14 +162,15 @@ def test_a_topic_whose_row_fails_is_left_out_also_where_nothing_is_copied(monkey
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_topic_that_is_dropped_after_it_was_listed_is_no_failure(copy: bool) -> None:
     world, (first, _) = two_segments()
-    context, listed = world.log._context, world.log._list_topics
+    persist = checkpoint._persist_floors
 
-    def registry() -> Any:
-        found = listed()
+    def drop_first(topics: Any) -> Any:
         world.log.drop("a")
-        return found
+        return persist(topics)
 
-    failed = checkpoint.run_checkpoint(context, registry, world.log._checkpoints.state, final=False, copy=copy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_persist_floors", drop_first)
+        failed = world.log._checkpoints._run(final=False, copy=copy)
     assert first._state not in failed
     assert [topic.name for topic in failed] == ([] if copy else ["b"])
     assert [state.topic for state in world.crash().topics()] == ["b"]
@@ -184,15 +185,6 @@ def test_settings_of_a_topic_that_is_not_copied_are_those_at_the_start_of_replay
     world.log.checkpoint()
     assert row(world.disk, "a").config != before
     assert (datas(first), datas(second)) == ([5, 6, 7], [5, 6, 7])
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_previous_manifest_is_the_one_of_its_number(number: int) -> None:
-    world, _ = two_segments()
-    world.log.checkpoint()
-    state = checkpoint.CheckpointState(manifest_number=number)
-    found = checkpoint._previous_manifest(world.log._context, state)
-    assert found == (manifest.load_number(world.disk, PATH, number) if number else Manifest())
 
 
 @pytest.mark.parametrize(

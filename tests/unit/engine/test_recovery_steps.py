@@ -15,7 +15,7 @@ from tests.unit.engine.harness import EngineHarness
 from tidelog.engine import Topic, delete, idempotency, manifest, recovery
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.context import Removal
-from tidelog.engine.manifest import GroupRow, LoadedManifest, Manifest
+from tidelog.engine.manifest import GroupRow, LoadedManifest, Manifest, Positions
 from tidelog.engine.recovery import ShardContents, ShardRecovery, TopicContents, TopicReplayer
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, RecoveryReport
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
@@ -382,7 +382,7 @@ def test_the_first_file_of_a_shard_without_files(
     number: int, shards: dict[str, tuple[list[int], int]], key: str, first: int
 ) -> None:
     groups = (GroupRow(THREE, 9, 4), GroupRow(ONE, 7, 4)) if number else ()
-    loaded = LoadedManifest(number, Manifest(groups=groups), None, [])
+    loaded = LoadedManifest(number, Positions(groups=groups))
     found: list[Any] = [
         ShardRecovery(each, SimpleNamespace(file_numbers=files, next_file_number=following), ShardContents())  # type: ignore[arg-type]
         for each, (files, following) in shards.items()
@@ -675,7 +675,7 @@ def test_two_topics_of_one_name_are_damage_and_a_dropped_one_is_not_in_the_way()
     loaded = manifest.load_newest(world.disk, "data")
     first, second, third = loaded.manifest.topics
     rows = (first, msgspec.structs.replace(second, name="a"), third)
-    manifest.save(world.disk, "data", 2, msgspec.structs.replace(loaded.manifest, topics=rows))
+    manifest.write_base(world.disk, "data", 2, msgspec.structs.replace(loaded.manifest, topics=rows))
     disk = world.disk.reboot()
     log = world.open(disk)
     assert log.report.damage == ["two topics are called 'a': the older one is not served"]

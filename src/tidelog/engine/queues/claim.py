@@ -227,6 +227,8 @@ def _lease_jobs(state: QueueState, requests: Sequence[ClaimRequest]) -> ClaimRou
                     )
                 )
             leases.reserve_dead(dead)
+            if live or dead:
+                topic.mark_dirty()  # ids were assigned, which an ephemeral queue does not log
             try:
                 texts = None if dead else _read_texts(topic.index, grants)
                 plan = jobs.plan_reads(topic.index, _all_seqs(grants, dead), state.read_ahead) if texts is None else []
@@ -568,7 +570,9 @@ def _commit_or_apply(
     topic = state.topic
     try:
         if not selected.leases or not logged:
-            return CommitFuture.completed(topic.shard, finish(None))
+            result = finish(None)
+            topic.mark_dirty()
+            return CommitFuture.completed(topic.shard, result)
         commit = QueueCommit(state, encode_frames(), finish, durable=topic.is_durable)
         topic.submit(commit)
     except Error as error:

@@ -182,6 +182,7 @@ def _delete_moved(state: QueueState, seqs: list[int]) -> CommitFuture[None]:
         finish = partial(_on_moved_deleted, state, seqs, body)
         if topic.is_ephemeral:
             finish(None)
+            topic.mark_dirty()
             return CommitFuture.completed(topic.shard, None)
         count = state.staged_dead_letters + len(seqs)
         delete_frame = frame.encode(

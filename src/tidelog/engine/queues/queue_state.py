@@ -111,8 +111,10 @@ class QueueState:
             for seq in removed if self.copied_dead_letters else ():
                 self.copied_dead_letters.pop(seq, None)
             self._seen_removals = index.removal_count
+            self.topic.mark_dirty()
         swept = self.leases.sweep(now_ms)
         if swept.expired:
+            self.topic.mark_dirty()
             self.expired_leases += len(swept.expired)
             self.history.add_lease_steps(now_ms, "expired", swept.expired)
         return swept

@@ -481,6 +481,7 @@ class Forwarder:
             if not any(step.total for step in taken):
                 # Not logged: after a crash the same seqs are read again.
                 self.cursor = taken[-1].last
+                dest.mark_dirty()
                 return _pass_done
             try:
                 commit = self._submit(taken)
@@ -504,9 +505,10 @@ class Forwarder:
             if dest.is_ephemeral:
                 apply_batches(self, batches, ts_ms)
                 self.cursor = taken[-1].last
+                dest.mark_dirty()
                 return None
             commit = ForwardCommit(self, batches, taken[-1].last, weight, ts_ms)
-            dest.shard.submit(commit)
+            dest.submit(commit)
         except BaseException:
             dest.quota.release(weight)
             raise

@@ -115,6 +115,7 @@ class RouterManager:
             forwarder = Forwarder(source, dest, source.index.head)
             with source.lock:  # from now on the source keeps lost and deleted ranges for the forwarder
                 source.downstream.append(forwarder)
+            source.mark_dirty()
         with suppress(Error):  # records that cannot be forwarded now are forwarded later, with the new settings
             forwarder.run()
         with forwarder.lock:
@@ -181,6 +182,7 @@ class RouterManager:
         source = forwarder.source
         with source.lock:
             source.downstream = [other for other in source.downstream if other is not forwarder]
+        source.mark_dirty()
         if not source.downstream and (listener := self._listeners.pop(source.id, None)):
             source.remove_listener(listener)
 
@@ -327,7 +329,10 @@ def on_manifest_saved(topic: TopicState) -> None:
     with topic.lock:
         snapshot, topic.forwarder_snapshot = topic.forwarder_snapshot, None
     if snapshot is not None and snapshot.forwarder is not None and snapshot.fed is not None:
-        snapshot.forwarder.saved_cursor = snapshot.fed.cursor
+        forwarder = snapshot.forwarder
+        if forwarder.saved_cursor != snapshot.fed.cursor:
+            forwarder.saved_cursor = snapshot.fed.cursor
+            forwarder.source.mark_dirty()  # its row has what it keeps for this cursor
 
 
 @dataclass(slots=True)
