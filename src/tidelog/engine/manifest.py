@@ -23,8 +23,8 @@ or with a hole between them, are never applied. A manifest that cannot be loaded
 two newest the directory is damaged (`recovery`), however many older ones read.
 
 A new base is written before a delta, never instead of one (`ManifestStore.save`): when the deltas since the last base
-are many or large, and when a file of the older form (versions 100 and 101: every manifest a base) or a damaged one has to be
-replaced. Each file is replaced as a whole.
+are many or large, and when a damaged file has to be replaced or one of the older form (versions 100 and 101, in which
+every manifest is a base). Each file is replaced as a whole.
 """
 
 from __future__ import annotations
