@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
@@ -48,10 +48,12 @@ class ControlCommit(Commit):
     applies the caps to records up to there, because the snapshot may already hold later ones.
     """
 
-    __slots__ = ("_apply",)
+    __slots__ = ("_apply", "_on_error")
     future: CommitFuture[None]
 
-    def __init__(self, topic: TopicState, body: Body, apply: Callable[[], None]) -> None:
+    def __init__(
+        self, topic: TopicState, body: Body, apply: Callable[[], None], on_error: Callable[[Error], None] | None = None
+    ) -> None:
         seq, ts_ms = (
             topic.last_assigned_seq if isinstance(body, control_frames.ConfigUpdate) else 0,
             topic.context.now_ms(),
@@ -60,11 +62,20 @@ class ControlCommit(Commit):
         super().__init__([encoded], frames=1, durable=True, future=CommitFuture(topic.shard))
         # The gap log topic is created for the first removal, which a checkpoint waits for.
         self.may_use_reserve = topic.name.startswith(OWN) or not isinstance(body, control_frames.TopicCreate)
-        self._apply = apply
+        self._apply, self._on_error = apply, on_error
 
     def apply(self, error: Error | None) -> None:
         if error is None:
             self._apply()
+        elif self._on_error is not None:
+            self._on_error(error)
+
+
+class TopicCreation(NamedTuple):
+    """A topic on its way into the WAL. It exists once the future is done."""
+
+    topic: TopicState
+    future: CommitFuture[None]
 
 
 @defer_signals_in(
@@ -74,6 +85,7 @@ class ControlCommit(Commit):
     "find_router",
     "drop_router",
     "drop_with_routers",
+    "begin_create",
     "ensure_topic",
     "internal_topic",
     "drop_internal_topic",
@@ -95,8 +107,11 @@ class Engine:
         self._next_id = opened.next_topic_id
         self.report: RecoveryReport = opened.report
         self._uncertain_topics: dict[str, TopicState] = {}  # their TopicCreate was written and not synced
+        # Topics that are being created: many threads and requests share one commit. Filled with the registry lock held;
+        # the committer moves them to `_topics` without it.
+        self._creations: dict[str, TopicCreation] = {}
         self._dropped: list[TopicState] = []  # topics whose files are not removed yet
-        self._registry_lock = Lock()  # held during create, configure and drop
+        self._registry_lock = Lock()  # held during configure and drop, and while a topic is staged, not for its commit
         self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
@@ -121,36 +136,63 @@ class Engine:
 
     def topic(self, /, name: str, *, create: bool = True, **config: object) -> Topic:
         """Return the topic of this name; create it if there is none. Given config fields are set, others stay."""
-        with self._registry_lock:
-            topic = self._find_topic(name)
-            if topic is None:
-                if not create:
-                    raise TopicNotFound(name)
-                return Topic(self._create_topic(name, TopicConfig.make(config)))
-            if config:
-                self._configure(topic, TopicConfig.make(config, base=topic.config))
-            return Topic(topic)
+        return self._create_or_configure(name, config, create=create, as_a_whole=False)[0]
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
         """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
         whether it was created."""
         check_topic_name(name)
-        with self._registry_lock:
+        return self._create_or_configure(name, fields, create=True, as_a_whole=True)
+
+    def _create_or_configure(
+        self, name: str, fields: Mapping[str, object], *, create: bool, as_a_whole: bool
+    ) -> tuple[Topic, bool]:
+        while True:
+            with self._registry_lock:
+                topic = self._find_topic(name)
+                if topic is not None:
+                    if fields or as_a_whole:
+                        base = None if as_a_whole else topic.config
+                        self._configure(topic, TopicConfig.make(fields, base=base))
+                    return Topic(topic), False
+                if not create:
+                    raise TopicNotFound(name)
+                check_topic_name(name)
+                pending = self._creations.get(name)
+                creation = pending or self._stage_topic(name, TopicConfig.make(fields))
+            creation.future.wait()
+            if pending is None:
+                return Topic(creation.topic), True
+
+    def begin_create(
+        self, name: str, config: TopicConfig, first: Records, *, wait_for_lock: bool = True
+    ) -> tuple[TopicState, CommitFuture[None] | None, bool] | None:
+        """`ensure_topic` that does not wait for the commit: return the topic, the future after which it exists (None:
+        it exists), and whether this call creates it. Creations that wait for one commit share its sync. None, where
+        `wait_for_lock` is false: another thread configures or drops a topic."""
+        if not self._registry_lock.acquire(blocking=wait_for_lock):
+            return None
+        try:
             topic = self._find_topic(name)
-            if topic is None:
-                return Topic(self._create_topic(name, TopicConfig.make(fields))), True
-            self._configure(topic, TopicConfig.make(fields))
-            return Topic(topic), False
+            if topic is not None:
+                return topic, None, False
+            if (pending := self._creations.get(name)) is not None:
+                return pending.topic, pending.future, False
+            append.check_first_write(self._context, name, config, first)
+            creation = self._stage_topic(name, config)
+            return creation.topic, creation.future, True
+        finally:
+            self._registry_lock.release()
 
     def ensure_topic(self, name: str, config: TopicConfig, first: Records) -> tuple[TopicState, bool]:
         """Return the topic of this name, created with `config` if it does not exist, and whether it was created. If the
         write that creates it would be refused, nothing is created and its error is raised."""
-        with self._registry_lock:
-            topic = self._find_topic(name)
-            if topic is not None:
-                return topic, False
-            append.check_first_write(self._context, name, config, first)
-            return self._create_topic(name, config), True
+        begun = self.begin_create(name, config, first)
+        assert begun is not None, "it waits for the lock"
+        topic, future, created = begun
+        if future is not None:
+            future.wait()
+        return topic, created
 
     def queue(self, /, name: str, *, create: bool = True, **config: object) -> Queue:
         """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
@@ -165,7 +207,9 @@ class Engine:
         with self._registry_lock:
             topic = self._topics.get(name)
             if topic is None:
-                return self._make_topic(name, TopicConfig.make(config))
+                creation = self._creations.get(name) or self._submit_creation(name, TopicConfig.make(config))
+                creation.future.wait()
+                return creation.topic
             self._configure(topic, TopicConfig.make(config, base=topic.config))
             return topic
 
@@ -268,29 +312,53 @@ class Engine:
         return self._topics.get(name) if isinstance(name, str) else None
 
     def _create_topic(self, name: str, config: TopicConfig) -> TopicState:
+        """Create a topic with the registry lock held, for operations on several topics."""
+        creation = self._creations.get(name) or self._stage_topic(name, config)
+        creation.future.wait()
+        return creation.topic
+
+    def _stage_topic(self, name: str, config: TopicConfig) -> TopicCreation:
+        """Check a new topic and submit its creation. With the registry lock held."""
         check_topic_name(name)
         check_dead_letter(name, config)
         limit = self._context.limits.topics_max
-        if limit and len(self._topics) >= limit:  # counted exactly only near the limit
-            used = len(self.names())
+        if limit and len(self._topics) + len(self._creations) >= limit:  # counted exactly only near the limit
+            used = len(self.names()) + len(self._creations)
             if used >= limit:
                 raise Throttled("topics", max=limit, used=used, asked=1)
-        return self._make_topic(name, config)
+        return self._submit_creation(name, config)
 
-    def _make_topic(self, name: str, config: TopicConfig) -> TopicState:
+    def _submit_creation(self, name: str, config: TopicConfig) -> TopicCreation:
         # After a failed sync the topic may be on disk: a retry must reuse its id.
         topic = self._uncertain_topics.get(name) or TopicState(self._context, self._next_id, name, config)
-        self._next_id = max(self._next_id, topic.id + 1)
+
+        def on_created() -> None:
+            topic.mark_dirty()  # before it is no longer pending: a checkpoint counts on one of the two
+            if config.type == "queue":
+                self._context.queue_topics.add(topic)
+            self._topics[name] = topic
+            self._creations.pop(name, None)
+
+        def on_failed(error: Error) -> None:
+            if isinstance(error, Latched):
+                self._uncertain_topics[name] = topic
+            self._creations.pop(name, None)
+
         topic.shard.check_writable()
-        try:
-            self._submit_control(topic, control_frames.TopicCreate(name, config.to_json()), lambda: None)
-        except Latched:
-            self._uncertain_topics[name] = topic
-            raise
-        self._topics[name] = topic
-        if config.type == "queue":
-            self._context.queue_topics.add(topic)
-        return topic
+        self._check_control_allowed(topic)
+        self._next_id = max(self._next_id, topic.id + 1)
+        body = control_frames.TopicCreate(name, config.to_json())
+        with topic.lock:
+            commit = ControlCommit(topic, body, on_created, on_failed)
+            creation = self._creations[name] = TopicCreation(topic, commit.future)
+            try:
+                topic.submit(commit)
+            except BaseException as error:
+                self._creations.pop(name, None)
+                if isinstance(error, Latched):
+                    self._uncertain_topics[name] = topic
+                raise
+        return creation
 
     def _configure(self, topic: TopicState, config: TopicConfig) -> None:
         check_dead_letter(topic.name, config)
@@ -321,10 +389,13 @@ class Engine:
         # later deletes or another config are replayed over them.
         retention.persist_floor(topic, max(floor, topic.index.evict_floor if topic.persists_floors else 0), always=True)
 
-    def _submit_control(self, topic: TopicState, body: Body, apply: Callable[[], None]) -> None:
+    def _check_control_allowed(self, topic: TopicState) -> None:
         self._check_writable()
         if not topic.name.startswith(OWN):  # internal topics are written until the end of close
             topic.check_writable()
+
+    def _submit_control(self, topic: TopicState, body: Body, apply: Callable[[], None]) -> None:
+        self._check_control_allowed(topic)
         with topic.lock:
             commit = ControlCommit(topic, body, apply)
             topic.submit(commit)
@@ -585,8 +656,9 @@ class Engine:
             return list(self._topics.values())
 
     def _get_next_id(self) -> int:
-        with self._registry_lock:  # a topic that is being created has its id
-            return self._next_id
+        """Return an id so that every topic with a lower one is created and dirty, or has a row in the manifest."""
+        with self._registry_lock:
+            return min([self._next_id, *(creation.topic.id for creation in list(self._creations.values()))])
 
     def refresh(self) -> None:
         """Reload what the writer beside this read-only engine has done since."""

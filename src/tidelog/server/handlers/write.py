@@ -446,6 +446,7 @@ async def submit_write(
         topic = service.engine.find(name)
     if topic is None:
         topic, created = await _create_topic(service, name, create, config, batch, principal)
+        blocks = blocks and batch.weight > BLOCKING_PARSE_BYTES  # a new topic has nothing to expire
     durability = topic.config.durability
     future, held_us = await service.writes.submit_async(
         topic,
@@ -474,7 +475,13 @@ async def _create_topic(
         raise config
     check_dead_letter_allowed(principal, wanted, None)
     engine = service.engine
-    state, created = await service.run_blocking(lambda: engine.ensure_topic(name, wanted, first))
+    begun = engine.begin_create(name, wanted, first, wait_for_lock=False)
+    if begun is None:  # the lock is held for a commit
+        state, created = await service.run_blocking(lambda: engine.ensure_topic(name, wanted, first))
+        return Topic(state), created
+    state, future, created = begun
+    if future is not None:  # one commit for all topics that are created in this turn
+        await service.writes.wait(future)
     return Topic(state), created
 
 
