@@ -265,7 +265,7 @@ class CheckpointScheduler:
         context = self._context
         if not context.shards or any(shard.is_latched for shard in context.shards):
             return False
-        return bool(context.dirty_topics or context.provisional_topics) or self._is_uncovered()
+        return bool(context.dirty_topics) or context.has_reservations or self._is_uncovered()
 
     def _is_uncovered(self) -> bool:
         return self._context.needs_checkpoint or self._covered_frames != self._wal_frames()

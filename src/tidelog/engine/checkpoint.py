@@ -100,7 +100,7 @@ def run_checkpoint(
     # Topics below this id are complete: each of them has a row or is among those that are taken next.
     next_id = next_topic_id()
     # Taken after the positions: a change from here on has its frame after the start of replay.
-    topics = context.take_dirty_topics(final=final)
+    topics = context.take_dirty_topics()
     try:
         failed = _run_checkpoint(context, topics, positions, next_id, state, final=final, pause=pause, copy=copy)
     except BaseException:
@@ -545,13 +545,8 @@ def _build_entry(topic: TopicState, store: ManifestStore, *, final: bool, keep_c
     row = _build_topic_row(topic, final=final)
     with topic.lock:
         records, size = topic.index.count, topic.index.bytes
-        queue = topic.queue_state
-        is_provisional = row.reserved > row.head or (queue is not None and queue.lease_id_ceiling > 0)
         routers = topic.forwarder_snapshot.routers if topic.forwarder_snapshot else ()
-    if is_provisional:
-        topic.context.provisional_topics.add(topic)
-    else:
-        topic.context.provisional_topics.discard(topic)
+    topic.context.has_reservations |= row.reserved > row.head
     if keep_config and (previous := store.topics.get(topic.id)) is not None:
         row = msgspec.structs.replace(row, config=previous.decode().config)
     return TopicEntry.from_row(row, routers, records=records, size=size)

@@ -324,7 +324,7 @@ class EngineContext:
     is_replaying: bool = False  # WAL frames are being applied; the state is incomplete
     schedule: MaintenanceSchedule = field(default_factory=MaintenanceSchedule)
     dirty_topics: set[TopicState] = field(default_factory=set)  # changed since their row of the manifest was built
-    provisional_topics: set[TopicState] = field(default_factory=set)  # whose rows reserve what a close gives back
+    has_reservations: bool = False  # rows of the manifest reserve seqs, which a close gives back
     dropped_ids: set[int] = field(default_factory=set)  # of topics that recovery did not find again
     disk_reserve: DiskReserve = field(init=False)
     removals: PendingRemovals = field(init=False)
@@ -352,13 +352,10 @@ class EngineContext:
                 self.listener_failures += 1
                 _log.exception("a listener of topic %r raised; the write is committed", topic)
 
-    def take_dirty_topics(self, *, final: bool) -> list[TopicState]:
-        """Take the topics whose rows a checkpoint has to build; those of the engine first. `final`: also those whose
-        rows reserve something."""
+    def take_dirty_topics(self) -> list[TopicState]:
+        """Take the topics whose rows a checkpoint has to build; those of the engine first."""
         taken = self.dirty_topics.copy()
         self.dirty_topics.difference_update(taken)
-        if final:
-            taken |= self.provisional_topics
         return sorted(taken, key=lambda topic: (not topic.name.startswith(OWN), topic.id))
 
     def now_ms(self) -> int:

@@ -173,6 +173,7 @@ class Positions(msgspec.Struct, array_like=True, frozen=True):
     next_topic_id: int = 1
     lagging: tuple[int, ...] = ()
     fresh: tuple[GroupRow, ...] = ()
+    closed: int = -1  # number of the last manifest of a close: rows saved up to then reserve no seqs
 
 
 class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
@@ -184,6 +185,7 @@ class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
     size: int  # their bytes
     row: bytes  # a TopicRow
     routers: tuple[RouterRow, ...] = ()  # those that write to it, in the order of their creation
+    number: int = 0  # of the manifest that it was saved with; 0: one of version 100 or 101
 
     @classmethod
     def from_row(
@@ -270,16 +272,27 @@ class LoadedManifest:
         """All rows, decoded."""
         return build_manifest(self.topics.values(), self.positions)
 
+    def row(self, topic_id: int) -> TopicRow | None:
+        """Decode the row of one topic."""
+        entry = self.topics.get(topic_id)
+        return None if entry is None else _decode_row(entry, self.positions)
+
     def rows_before(self) -> Iterator[TopicRow]:
         """Decode the rows of the manifest before this one, as far as they differ."""
         return (entry.decode() for entry in self.replaced.values() if entry is not None)
+
+
+def _decode_row(entry: TopicEntry, positions: Positions) -> TopicRow:
+    """Decode a row as of a manifest: since it was saved, a close may have given back the seqs that it reserves."""
+    row = entry.decode()
+    return msgspec.structs.replace(row, reserved=row.head) if entry.number <= positions.closed else row
 
 
 def build_manifest(topics: Iterable[TopicEntry], positions: Positions) -> Manifest:
     """Return a manifest with all rows decoded."""
     entries = sorted(topics, key=lambda entry: entry.id)
     return Manifest(
-        tuple(entry.decode() for entry in entries),
+        tuple(_decode_row(entry, positions) for entry in entries),
         positions.groups,
         positions.next_topic_id,
         tuple(router for entry in entries for router in entry.routers),
@@ -567,9 +580,14 @@ class ManifestStore:
             self._restart_chain()
         elif self._has_many_deltas(2 if final else 1):
             self._write_base()
-        topics = {entry.id: entry for entry in changed}
+        number = self.number + 1
+        if final and not positions.lagging:
+            positions = msgspec.structs.replace(positions, closed=number)
+        else:
+            positions = msgspec.structs.replace(positions, closed=self.positions.closed)
+        topics = {entry.id: msgspec.structs.replace(entry, number=number) for entry in changed}
         gone = tuple(sorted(topic_id for topic_id in dropped if topic_id in self.topics))
-        change = _encode(Change(self.number + 1, self._link, positions, (*topics.values(),), gone))
+        change = _encode(Change(number, self._link, positions, (*topics.values(),), gone))
         self._write_delta(change)
         self.topics |= topics
         for topic_id in gone:

@@ -62,6 +62,8 @@ class History:
         for topic_id in gone:
             del self.topics[topic_id]
         self.positions = Positions((GroupRow("", number + 1, 8),), 7, (), ())
+        if final:
+            self.positions = msgspec.structs.replace(self.positions, closed=number + 1)
         made = manifest.build_manifest(self.topics.values(), self.positions)
         if self.store._needs_base and number:  # the chain is started again, with the manifest as it is
             self.whole[number + 1] = self.whole[number]
