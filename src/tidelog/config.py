@@ -52,6 +52,10 @@ class LogConfig:
     """`laminar`: bytes of the index stored inside each record; 8 allows more than 2**32 records. None: what the log
     was written with, 4 for a new one. The other width than the log has is refused."""
 
+    unverified: bool = False
+    """`laminar`: read a store whose hash function is unknown without checking its records. For reading only; a store
+    with a known hash function is verified all the same."""
+
     index_cache: int | None = None
     """How many sealed segments keep their index in memory: None all, 0 none, n the n used last."""
 

@@ -51,6 +51,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
 every_directory = pytest.mark.parametrize("name", CASES)
 
 
+# Metadata of a type, which an append has to give, in bincode: what their program decodes.
+METADATA = {
+    "laminarmq/u32-number": struct.pack("<I", 77),
+    "laminarmq/u64-note": struct.pack("<Q", 3) + b"key" + struct.pack("<Q?", 1_760_000_000_000, True),
+}
+
+
 def fingerprint(seq: int, data: bytes) -> Value:
     return seq, hashlib.sha256(data).hexdigest()
 
@@ -165,11 +172,12 @@ def test_an_append_goes_on_where_the_original_program_stopped(
         assert held(log) == wanted
         assert log.report.cut_bytes == 0
         assert (log.report.quarantined, log.report.damage) == ([], [])
-        first = log.append_many([b"one", b"two"]).start
-        stream = log.append_stream([b"thr", b"ee"])
+        meta = METADATA.get(name, b"")
+        first = log.append_many([b"one", b"two"], meta=meta).start
+        stream = log.append_stream([b"thr", b"ee"], meta=meta)
         assert (first, stream) == ((wanted[-1][0] + 1 if wanted else log.lowest), first + 2)
         log.seal()
-        log.append(b"four")
+        log.append(b"four", meta=meta)
     more = [fingerprint(first + at, data) for at, data in enumerate((b"one", b"two", b"three", b"four"))]
     with SegmentedLog.open(str(path)) as log:
         assert log.report.damage == []
@@ -192,14 +200,14 @@ def test_what_is_appended_to_a_laminar_store_is_what_its_program_would_read(
     store = LAMINAR[name.removeprefix("laminarmq/")]
     # The files are as old as the checkout: by age the segment would be rolled first.
     with SegmentedLog.open(str(path), segment_age_ms_max=None) as log:
-        base, seq = log.segments[-1].start, log.append(b"new")
+        base, seq = log.segments[-1].start, log.append(b"new", meta=METADATA.get(name, b""))
     index, data = (path / f"{base}.index").read_bytes(), (path / f"{base}.store").read_bytes()
     checksum, length, position = struct.unpack_from("<QII", index, 16 + 16 * (seq - base))
     assert len(index) == 16 + 16 * (seq - base + 1)
     assert position + length == len(data)
     assert position == len(data) - length
-    head = struct.pack("<IBI", 5, 1, seq) if store["index"] == "u32" else struct.pack("<IBQ", 9, 1, seq)
-    assert data[position:] == head + b"new"
+    metadata = METADATA.get(name, b"") + struct.pack("<BI" if store["index"] == "u32" else "<BQ", 1, seq)
+    assert data[position:] == struct.pack("<I", len(metadata)) + metadata + b"new"
     assert (checksum >> 32 > 0) == store["hasher"].startswith("SipHash")
 
 
@@ -248,6 +256,49 @@ def test_a_store_with_an_unknown_hash_function_is_an_error(
     for said in refused_everywhere(run, path, tmp_path / "copy"):
         assert "another hash function" in said
         assert "nothing was changed" in said
+    before = tree(path)
+    code, out, err = run("cat", path, "--unverified", "--json")
+    wanted = expected("laminarmq/u32-siphash")[:records]
+    assert (code, [json.loads(line)["seq"] for line in out.splitlines()], err) == (0, [seq for seq, _ in wanted], "")
+    code, out, _ = run("verify", path, "--unverified", "--json")
+    assert code == 0
+    assert "no checksum was verified" in json.loads(out)["notes"][0]
+    assert run("inspect", path, "--unverified")[0] == 0
+    assert run("convert", path, tmp_path / "readable", "--to", "laminar", "--unverified")[0] == 0
+    with SegmentedLog.open(str(tmp_path / "readable"), read_only=True) as log:
+        assert held(log) == wanted
+    with pytest.raises(BadInput, match="for reading"):
+        SegmentedLog.open(str(path), unverified=True)
+    with SegmentedLog.open(str(path), read_only=True, unverified=True) as log, pytest.raises(BadInput, match="convert"):
+        restore(log, str(tmp_path / "restored"), to_seq=1)
+    assert tree(path) == before
+
+
+def test_unverified_reads_still_verify_a_known_hash_function(copy_foreign_log: Callable[[str], Path], run: Run) -> None:
+    path = copy_foreign_log("laminarmq/u32-unit")
+    store = bytearray((path / "121.store").read_bytes())
+    store[100] ^= 1
+    (path / "121.store").write_bytes(store)
+    assert run("cat", path, "--unverified")[0] == 1
+    code, _, err = run("cat", FOREIGN / "rustlog" / "server", "--unverified")
+    assert (code, "for laminar stores" in err) == (2, True)
+
+
+def test_an_append_without_metadata_to_a_store_that_has_it_is_refused(
+    copy_foreign_log: Callable[[str], Path], run: Run
+) -> None:
+    path = copy_foreign_log("laminarmq/u32-number")
+    before = tree(path)
+    with SegmentedLog.open(str(path)) as log:
+        for append in (log.append, lambda data: log.append_many([data]), lambda data: log.append_stream([data])):
+            with pytest.raises(BadInput, match="metadata"):
+                append(b"new")
+    data = {name: content for name, content in tree(path).items() if name.endswith((".store", ".index"))}
+    assert data == {name: content for name, content in before.items() if name in data}
+    assert run("append", path, "--meta-hex", "4d000000", stdin=b"new\n")[0] == 0
+    with SegmentedLog.open(str(path), read_only=True) as log:
+        record = log.read(log.highest - 1)
+        assert (record.data, record.meta) == (b"new", struct.pack("<IBI", 77, 1, record.seq))
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,14 @@ def parse_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def parse_hex(text: str) -> bytes:
+    """Bytes in hex digits."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not bytes in hex; write two digits for each, as 0a1f") from None
+
+
 def parse_seconds(text: str) -> float:
     """A duration in seconds: 5, 0.5, or with a unit as an age has it."""
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):

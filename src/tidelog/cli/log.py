@@ -23,7 +23,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from tidelog.cli.command import (
     parse_bytes,
     parse_columns,
     parse_count,
+    parse_hex,
     parse_moment_us,
     parse_positive_size,
     parse_size,
@@ -119,6 +120,36 @@ def _codec_of_names(disk: Disk, path: str, names: list[str], requested: str | No
 _JSON_ENCODER = msgspec.json.Encoder()
 
 
+def _unverified(args: Namespace, codec: str) -> bool:
+    """Whether to read without checksums; BadInput where the layout has no unknown ones."""
+    if args.unverified and codec != "laminar":
+        raise BadInput(f"--unverified is for laminar stores, this is a {codec} log; nothing was changed, leave it out")
+    return bool(args.unverified)
+
+
+def _variant(args: Namespace, codec: str) -> dict[str, Any]:
+    """The variant of the layout that the command line names; BadInput where the layout has none."""
+    settings = {}
+    for name, owner, value in (
+        ("header_bytes", "rustlog", args.header_bytes),
+        ("index_width", "laminar", args.index_width),
+    ):
+        if value is not None:
+            if codec != owner:
+                option = name.replace("_", "-")
+                raise BadInput(f"--{option} is for {owner} logs, not for {codec}; nothing was changed, leave it out")
+            settings[name] = value
+    return settings
+
+
+def _add_variant_options(parser: ArgumentParser) -> None:
+    for option, values, text in (
+        ("--header-bytes", (12, 20), "of a new rustlog log: 12 as the RustLog program writes, 20 with a time (20)"),
+        ("--index-width", (4, 8), "of a new laminar log: bytes of an index, u32 or u64 (4)"),
+    ):
+        parser.add_argument(option, type=int, choices=values, help=text)
+
+
 # ── cat ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -126,7 +157,9 @@ def cat(args: Namespace, screen: Screen) -> int:
     """Print records, a few megabytes at a time."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     # Every record is checked when it is read: no need to check all of them at open.
-    with SegmentedLog.open(args.dir, codec, read_only=True, verify_on_open=False) as log:
+    with SegmentedLog.open(
+        args.dir, codec, read_only=True, verify_on_open=False, unverified=_unverified(args, codec)
+    ) as log:
         for rows in limit_records(log.batches(args.first, skip_damage=args.skip_damage), args.limit):
             if args.json:
                 screen.write_data(encode_json_lines(rows))
@@ -179,7 +212,7 @@ def _column_values(rows: Rows, span: Span | None) -> Iterable[bytes]:
 def inspect(args: Namespace, screen: Screen) -> int:
     """Show the segments of a log, without reading the data of sealed ones."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
-    with SegmentedLog.open(args.dir, codec, read_only=True) as log:
+    with SegmentedLog.open(args.dir, codec, read_only=True, unverified=_unverified(args, codec)) as log:
         infos = commitlog.inspect(log)
         first_us = min((info.first_us for info in infos if info.first_us), default=None)
         last_us = max((info.last_us for info in infos if info.last_us), default=None)
@@ -219,7 +252,7 @@ def verify(args: Namespace, screen: Screen) -> int:
     """Check every checksum and rule; return 1 where something is damaged."""
     codec = existing_codec(PosixDisk(), args.dir, args.codec)
     with screen.progress_bar(f"verifying {args.dir}", total=1) as bar:
-        result = commitlog.verify(args.dir, codec, progress=bar)
+        result = commitlog.verify(args.dir, codec, progress=bar, unverified=_unverified(args, codec))
     damage = sorted(result.damage, key=lambda damage: (damage.fault.seq, damage.fault.pos))
     fields = {
         "ok": result.ok,
@@ -253,7 +286,7 @@ def convert(args: Namespace, screen: Screen) -> int:
     """Write a log again in another codec's layout."""
     codec = existing_codec(PosixDisk(), args.source, args.codec)
     with (
-        SegmentedLog.open(args.source, codec, read_only=True) as log,
+        SegmentedLog.open(args.source, codec, read_only=True, unverified=_unverified(args, codec)) as log,
         _report_if_incomplete(args.destination, screen),
         screen.progress_bar(f"converting {args.source}", total=len(log)) as bar,
     ):
@@ -265,6 +298,7 @@ def convert(args: Namespace, screen: Screen) -> int:
             drop=args.drop,
             clamp_times=args.clamp_times,
             progress=bar,
+            **_variant(args, args.to),
         )
         copy.close()
     screen.print_result(
@@ -416,14 +450,14 @@ def append(args: Namespace, screen: Screen) -> int:
     """Write standard input: a record a line, or one record with --stream."""
     source = stdin_source()
     codec = codec_to_write(PosixDisk(), args.dir, args.codec)
-    config = LogConfig(sync=args.sync, segment_bytes_max=args.segment_bytes)
+    config = LogConfig(sync=args.sync, segment_bytes_max=args.segment_bytes, **_variant(args, codec))
     with SegmentedLog.open(args.dir, codec, config=config) as log:
         _print_recovery(log, screen)
         first = log.highest
         try:
             if args.stream:
                 chunks = iter(lambda: source.read1(_READ_CHUNK_BYTES), b"")
-                log.append_stream(chunks, node=args.node, tag=args.tag, expected=args.expect)
+                log.append_stream(chunks, node=args.node, tag=args.tag, meta=args.meta, expected=args.expect)
             else:
                 _append_lines(args, screen, log, source)
         finally:
@@ -441,7 +475,7 @@ def _append_lines(args: Namespace, screen: Screen, log: SegmentedLog, source: By
     line_bytes_max = args.segment_bytes + args.segment_bytes // 2
     with screen.progress_bar(f"appending to {args.dir}") as bar:
         for batch in read_lines(source, args.batch, line_bytes_max):
-            seqs = log.append_many(batch, node=args.node, tag=args.tag, expected=expected)
+            seqs = log.append_many(batch, node=args.node, tag=args.tag, meta=args.meta, expected=expected)
             expected = None
             if args.acks:
                 screen.print_result(acked_fields(seqs), format_seqs(seqs.start, seqs.stop))
@@ -636,6 +670,9 @@ def _add_log_command(
         subcommands, name, run, *positionals, summary=summary, description=description, examples=example
     )
     parser.add_argument("--codec", choices=CODEC_NAMES, help=codec or "the log's layout (recognised by its files)")
+    if run in (cat, inspect, verify, convert):
+        help_text = "read a laminar store whose hash function is unknown, without checking its records"
+        parser.add_argument("--unverified", action="store_true", help=help_text)
     return parser
 
 
@@ -671,6 +708,10 @@ def _add_append(subcommands: Commands) -> None:
     parser.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is written")
     parser.add_argument("--node", type=parse_bytes, default=b"", help="where the records come from (tide, narwhal)")
     parser.add_argument("--tag", type=parse_bytes, default=b"", help="the records' delete key (tide)")
+    meta = parser.add_mutually_exclusive_group()
+    meta.add_argument("--meta", type=parse_bytes, default=b"", help="the records' metadata (tide, laminar)")
+    meta.add_argument("--meta-hex", type=parse_hex, dest="meta", metavar="HEX", help="the same in hex digits")
+    _add_variant_options(parser)
     parser.add_argument(
         "--expect", type=parse_count, metavar="N", help="write only if the first record gets this seq; else refuse"
     )
@@ -813,6 +854,7 @@ def _add_copies(subcommands: Commands) -> None:
     parser.add_argument("destination", metavar="DST")
     parser.add_argument("--to", choices=CODEC_NAMES, required=True, help="layout of DST")
     parser.add_argument("--renumber", action="store_true", help="start at the target's own first seq")
+    _add_variant_options(parser)
     parser.add_argument(
         "--drop",
         type=parse_columns,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from re import Pattern
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -197,6 +197,14 @@ class Codec(Protocol):
         """
         return
 
+    def variant_settings(self) -> dict[str, Any]:
+        """Return the settings with which a new log has the same variant of the layout."""
+        return {}
+
+    def layout_notes(self) -> list[str]:
+        """Return what a verification of this variant cannot do."""
+        return []
+
     def is_foreign(self, suffixes: Collection[str], /) -> bool:
         """Whether a segment that has these files ("" is the data file) was written by another program."""
         return False
@@ -257,6 +265,13 @@ class Codec(Protocol):
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> RecoveredSegment:
         """Scan a whole data file up to the first bad record."""
         ...
+
+    def recover_continued(
+        self, data: Buffer, sides: Sequence[bytes | None], base: int, start: int, /
+    ) -> RecoveredSegment:
+        """`recover` a segment that another program has continued: this codec wrote the bytes before `start`, and none
+        after them."""
+        return self.recover(data, sides, base)
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         """Read every good record of [base, stop) without a derived index. A damaged record is skipped by its length,

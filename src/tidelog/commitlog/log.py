@@ -81,6 +81,8 @@ def open_log(
 ) -> OpenedLog:
     """Open a log. On an error the directory is unlocked and no acked record was dropped."""
     config = make_config(config, settings)
+    if config.unverified and not read_only:
+        raise BadInput("unverified is for reading: an append needs the hash function; nothing was changed")
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     check_path(path)
     path = str(path).rstrip("/") or "/"

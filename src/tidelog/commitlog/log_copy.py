@@ -52,6 +52,8 @@ def restore(
         raise BadInput("name either to_seq or to_time_us; nothing was written")
     check_path(destination)
     state = log._log_state
+    if state.config.unverified:
+        raise BadInput("a log that is read without verification is not restored; nothing was written, convert it")
     disk = state.disk
     stop = to_seq + 1 if to_seq is not None else log.seek_time((to_time_us or 0) + 1)
     if stop < log.lowest:
@@ -166,7 +168,8 @@ def convert(
 
     A column that the target cannot store is refused unless named in `drop`. A seq that the target cannot store is
     refused unless `renumber` shifts all of them to its first seq. Times that step back, as another program's clock can
-    leave them, are refused unless `clamp_times` raises each to the latest time before it.
+    leave them, are refused unless `clamp_times` raises each to the latest time before it. A copy in the same layout has
+    the same variant of it (`header_bytes`, `index_width`) unless `settings` say otherwise.
     """
     check_path(destination)
     disk = disk or log._log_state.disk
@@ -179,6 +182,10 @@ def convert(
             "nothing was written, renumber shifts all seqs"
         )
     total = len(log)
+    if to == log.codec:
+        settings = log._log_state.codec.variant_settings() | settings
+    elif to == "laminar" and log.highest + shift > 1 << 32:
+        settings = {"index_width": 8} | settings
     copy = SegmentedLog.open(
         destination,
         to,

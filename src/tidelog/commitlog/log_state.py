@@ -254,6 +254,7 @@ def save_if_changed(state: LogState, *, is_new: bool) -> None:
         and before.offsets == state.has_offsets
         and not before.removing
         and before.next_seq <= state.highest
+        and not (before.clean and before.active.data_bytes != state.active.size)  # another program continued it
     ):
         return
     save_manifest(state, clean=not is_new)

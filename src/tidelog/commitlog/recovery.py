@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -237,8 +238,9 @@ def _recover_once(files: LogFiles, latch: WriteLatch, *, writable: bool, verify:
     listing = list_segments(files, names, manifest)
     if writable and listing.bases and not repair:
         last = listing.bases[-1]
-        if last in listing.suffixes_by_base and files.codec.is_foreign(listing.suffixes_by_base[last]):
-            _check_tail_explained(files, last)
+        is_foreign = files.codec.is_foreign(listing.suffixes_by_base.get(last, ()))
+        if last in listing.suffixes_by_base and (is_foreign or _continued_from(files, last, manifest) is not None):
+            _check_tail_explained(files, last, manifest)
     if writable and (finished := finish_replacements(files, listing.bases)):
         report.rebuilt += finished
         names = files.disk.list_dir(files.directory)
@@ -278,28 +280,49 @@ def _open_sealed_segments(
     entries = {} if manifest is None else {entry.base: entry for entry in manifest.segments}
     if manifest is not None and manifest.active is not None:
         entries[manifest.active.base] = manifest.active
+    open_one = partial(_open_sealed, files, manifest=manifest)
     for base, stop in pairwise(bases):
         hole: SealedSegment | None = None
         if stop not in named:
             # Opened without writing first: an index that is filled up to the next segment would hide lost records.
-            first = _open_sealed(files, base, stop, entries.get(base), RecoveryReport(), writable=False, verify=False)
-            hole = _find_missing_seqs(files, first, report)
+            first = open_one(base, stop, entries.get(base), RecoveryReport(), writable=False, verify=False)
+            hole = _find_missing_seqs(files, first, manifest, report)
             files.drop_cached(base)
             stop = first.stop
             if first.lost_reason and hole is first:
                 sealed.append(first)
                 continue
-        sealed.append(_open_sealed(files, base, stop, entries.get(base), report, writable=writable, verify=verify))
+        sealed.append(open_one(base, stop, entries.get(base), report, writable=writable, verify=verify))
         if hole is not None:
             sealed.append(hole)
     return sealed
 
 
-def _check_tail_explained(files: LogFiles, base: int) -> None:
+def _continued_from(files: LogFiles, base: int, manifest: LogManifest | None) -> int | None:
+    """Return the byte where another program has continued a segment of ours, or None.
+
+    The manifest of a closed log has the exact size of its active segment, and is replaced before the next append. So
+    bytes after that size are not ours."""
+    if manifest is None or not manifest.clean or manifest.active is None or manifest.active.base != base:
+        return None
+    stat, known = files.disk.stat(files.data_path(base)), manifest.active.data_bytes
+    return known if stat is not None and stat.size > known >= 0 else None
+
+
+def _recover_data(
+    files: LogFiles, base: int, content: Buffer, sides: Sequence[bytes | None], manifest: LogManifest | None
+) -> RecoveredSegment:
+    start = _continued_from(files, base, manifest)
+    if start is None:
+        return files.codec.recover(content, sides, base)
+    return files.codec.recover_continued(content, sides, base, start)
+
+
+def _check_tail_explained(files: LogFiles, base: int, manifest: LogManifest | None) -> None:
     """Raise before anything is changed where the end of another program's active segment would have to be cut, and is
     not plainly an unfinished write."""
     content = map_file(files.disk, files.data_path(base)) or b""
-    recovered = files.codec.recover(content, _read_sides(files, base), base)
+    recovered = _recover_data(files, base, content, _read_sides(files, base), manifest)
     if recovered.has_unexplained_tail:
         error = Damaged(
             f"{files.data_path(base)}: {len(content) - recovered.end} bytes from byte {recovered.end} on "
@@ -325,7 +348,9 @@ def _load_manifest_or_report(files: LogFiles, report: RecoveryReport, *, writabl
         return None
 
 
-def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: RecoveryReport) -> SealedSegment | None:
+def _find_missing_seqs(
+    files: LogFiles, segment: SealedSegment, manifest: LogManifest | None, report: RecoveryReport
+) -> SealedSegment | None:
     """Without a manifest: find the seqs between two segments that no file contains. Compaction explains them where its
     checkpoint is past them; otherwise files were lost."""
     if segment.salvage is not None or segment.lost_reason:
@@ -333,7 +358,8 @@ def _find_missing_seqs(files: LogFiles, segment: SealedSegment, report: Recovery
     reach, stop = files.codec.end_seq(segment.content()), segment.stop
     if segment.rebuilt_sides is not None:
         content = map_file(files.disk, files.data_path(segment.base)) or b""
-        reach = files.codec.recover(content, _read_sides(files, segment.base), segment.base).next_seq
+        sides = _read_sides(files, segment.base)
+        reach = _recover_data(files, segment.base, content, sides, manifest).next_seq
     if reach >= stop:
         return None
     text = read_file(files.disk, join(files.directory, rustlog.CLEANER_CHECKPOINT_NAME))
@@ -402,6 +428,7 @@ def _open_sealed(
     *,
     writable: bool,
     verify: bool,
+    manifest: LogManifest | None = None,
 ) -> SealedSegment:
     codec, disk = files.codec, files.disk
     stat = disk.stat(files.data_path(base))
@@ -422,6 +449,8 @@ def _open_sealed(
         segment.lost_reason = "the data file is missing"
         report.damage.append(Damage(codec.data_name(base), Fault(base, stop, 0, segment.lost_reason)))
         return segment
+    if (start := _continued_from(files, base, manifest)) is not None:
+        _extend_sides(segment, start, report, writable=writable)
     index_fault, tail_fault = codec.check_sealed(segment.content())
     if verify and index_fault is None and 0 not in codec.authoritative_sides:
         index_fault = _index_mismatch(segment)
@@ -439,6 +468,25 @@ def _open_sealed(
     if segment.salvage is None and verify:
         report.damage += [Damage(codec.data_name(base), fault) for fault in find_segment_faults(segment)[0]]
     return segment
+
+
+def _extend_sides(segment: SealedSegment, start: int, report: RecoveryReport, *, writable: bool) -> None:
+    """Let the side files of a segment cover what another program appended to it before it started the next one."""
+    files, base, codec = segment.files, segment.base, segment.files.codec
+    sides = _read_sides(files, base)
+    recovered = codec.recover_continued(map_file(files.disk, files.data_path(base)) or b"", sides, base, start)
+    if recovered.stop is not ScanStop.END or tuple(sides) == recovered.sides:
+        return
+    content = codec.fill_holes(recovered.sides, base, segment.stop, recovered.end)
+    if not writable:
+        segment.rebuilt_sides = content
+        return
+    for suffix, old, new in zip(codec.side_suffixes, sides, content, strict=True):
+        path = files.side_path(base, suffix)
+        if old != new:
+            replace_file(files.disk, path, new, temporary=f"{path}.rebuilding")
+            report.rebuilt.append(codec.side_name(base, suffix))
+    files.drop_cached(base)
 
 
 def _report_missing_sides(segment: SealedSegment, present: Sequence[bool], report: RecoveryReport) -> None:
@@ -589,7 +637,7 @@ def _open_last_segment(
             return None, lost, stop
     scan: ActiveScan | None = None
     if known is not None and manifest is not None and (data is not None or known.data_bytes):
-        scan = _scan_active(files, base)
+        scan = _scan_active(files, base, manifest)
         retired = _seal_damaged_active(files, known, manifest, scan, report)
         if retired is not None:
             return None, retired, retired.stop
@@ -618,9 +666,9 @@ class ActiveScan(NamedTuple):
     recovered: RecoveredSegment
 
 
-def _scan_active(files: LogFiles, base: int) -> ActiveScan:
+def _scan_active(files: LogFiles, base: int, manifest: LogManifest | None = None) -> ActiveScan:
     content, sides = read_file(files.disk, files.data_path(base)) or b"", _read_sides(files, base)
-    return ActiveScan(content, sides, files.codec.recover(content, sides, base))
+    return ActiveScan(content, sides, _recover_data(files, base, content, sides, manifest))
 
 
 def _seal_damaged_active(

@@ -343,6 +343,12 @@ class ActiveSegment:
         self.created_us = created_us
         self.last_write_us = last_write_us
         self._index = AppendBuffer(recovered.sides[0])
+        # A reader of a segment that another program has continued: the file is shorter than the recovered content.
+        self._recovered_sides = {
+            number: content
+            for number, (content, file) in enumerate(zip(recovered.sides, sides, strict=True))
+            if number and file is not None and file.size() < len(content)
+        }
         self._fd_lock = Lock()  # held by a sync that runs beside the writer, so that no descriptor is closed under it
         self._closed = False
 
@@ -366,6 +372,8 @@ class ActiveSegment:
         )
 
     def _read_other_sides(self) -> list[Buffer | None]:
+        if self._recovered_sides:
+            return [self._recovered_sides.get(number) for number in range(1, len(self._sides))]
         sizes = self._side_sizes[1:]
         return [None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -29,7 +28,6 @@ RUNS_PER_STEP_MIN = 48  # runs a step must follow on average; a step costs 9 µs
 _RUNS_AT_ONCE = 1024  # runs followed at once: 16 ns a record while their headers share a cache, 32 ns with 10 000
 SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
 
-_WORD = Struct("<Q")
 _CRC = np.dtype([("crc", "<u4")])
 _SEARCH_BYTES = 1 << 16  # bytes searched at once for a header
 _UNCHECKED_RECORDS = 3  # good records in a row that identify a header where records have no checksum
@@ -55,39 +53,6 @@ def crc32_checksums(buf: Buffer, at: Ints, ends: Ints) -> NDArray[np.uint32]:
     whole = buf if isinstance(buf, bytes) else memoryview(buf)
     sums = [crc32(whole[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
     return np.array(sums, np.uint32)
-
-
-def siphash_checksums(buf: Buffer, at: Ints, ends: Ints) -> NDArray[np.uint64]:
-    """Return the SipHash-1-3 with zero keys of each byte range [at, end), like Rust's `DefaultHasher`."""
-    whole = buf if isinstance(buf, bytes) else memoryview(buf)
-    sums = [siphash(bytes(whole[start:end])) for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
-    return np.array(sums, np.uint64)
-
-
-def siphash(data: bytes) -> int:
-    """SipHash-1-3 with zero keys. Plain Python, 3 MB/s: only stores of another program use it."""
-    mask = (1 << 64) - 1
-    v0, v1, v2, v3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
-    whole = len(data) // 8 * 8
-    words = [word for (word,) in _WORD.iter_unpack(data[:whole])]
-    words.append(int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56)
-    for word in (*words, None, 0, 0):  # three rounds with no input end it
-        if word is None:
-            v2 ^= 0xFF
-            word = 0
-        v3 ^= word
-        v0 = (v0 + v1) & mask
-        v1 = (v1 << 13 & mask | v1 >> 51) ^ v0
-        v0 = v0 << 32 & mask | v0 >> 32
-        v2 = (v2 + v3) & mask
-        v3 = (v3 << 16 & mask | v3 >> 48) ^ v2
-        v0 = (v0 + v3) & mask
-        v3 = (v3 << 21 & mask | v3 >> 43) ^ v0
-        v2 = (v2 + v1) & mask
-        v1 = (v1 << 17 & mask | v1 >> 47) ^ v2
-        v2 = v2 << 32 & mask | v2 >> 32
-        v0 ^= word
-    return v0 ^ v1 ^ v2 ^ v3
 
 
 def count_leading_true(good: NDArray[np.bool_]) -> int:

@@ -96,13 +96,16 @@ def verify(
     *,
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
+    unverified: bool = False,
 ) -> VerifyResult:
     """Read every byte of a log and check every checksum and rule. Changes nothing.
+
+    `unverified`: of a laminar store with an unknown hash function, everything but the checksums; a note says so.
 
     Damage is checked again where a writer changed the directory during the verification.
     """
     for _ in range(_ATTEMPTS_MAX):
-        log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
+        log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False, unverified=unverified)
         result = _verify_once(log, progress)
         if result is not None:
             return result
@@ -121,7 +124,7 @@ def _verify_once(log: SegmentedLog, progress: Callable[[int, int], None] | None)
             log.offsets.groups()
         except Corrupt as error:
             result.damage.append(Damage(OFFSETS_FILE, Fault(0, 0, error.pos, error.reason)))
-        result.notes += state.report.notes
+        result.notes += [*state.codec.layout_notes(), *state.report.notes]
         result.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:

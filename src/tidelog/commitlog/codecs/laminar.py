@@ -28,8 +28,9 @@ a mismatch. An entry of length 0 is a hole: its record was compacted. An index f
 marker is written with it. There are no times: `<base>.created` is ours and stores the age of the segment.
 
 The files of laminarmq do not record two choices: the width of the seq in a content, 4 or 8 bytes, at the end of
-metadata of any type (`count_stored_seqs`); and the hash function of the checksum (`Hasher`). After a truncate at a
-segment's base laminarmq writes the marker twice (`has_second_marker`).
+metadata of any type (`count_stored_seqs`); and the hash function of the checksum (`codecs/hashes.py`). Where every
+record has metadata of a type, an append needs it too: the program could not decode a record without. After a truncate
+at a segment's base laminarmq writes the marker twice (`has_second_marker`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ from tidelog.commitlog.codec import (
     SegmentContent,
     check_columns_supported,
 )
-from tidelog.commitlog.vectorized import count_leading_true, siphash
+from tidelog.commitlog.codecs import hashes
+from tidelog.commitlog.codecs.hashes import Hash
+from tidelog.commitlog.vectorized import count_leading_true
 from tidelog.config import LogConfig
 from tidelog.errors import BadInput, TooLarge, UnknownLayout
 from tidelog.formats.rows import Rows, ScanResult, ScanStop, Span, concat_rows, empty_rows
@@ -62,8 +65,7 @@ from tidelog.types import Buffer, Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 Hasher: TypeAlias = Callable[[Buffer, Ints, Ints], NDArray[np.integer[Any]]]
-"""`hasher(buf, starts, ends)`: the checksum of each byte range of a store."""
-HASHERS: dict[str, Hasher] = {"CRC-32": vectorized.crc32_checksums, "SipHash-1-3": vectorized.siphash_checksums}
+"""`hasher(buf, starts, ends)`: the checksum of each byte range of a store. None where it is unknown and unverified."""
 MARKER = Struct("<Q8x")
 INDEX = np.dtype([("checksum", "<u8"), ("length", "<u4"), ("position", "<u4")])
 MARKER_BYTES = MARKER.size
@@ -227,7 +229,7 @@ def _sizes(buf: Buffer, pos: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def _check_entries(
-    buf: Buffer, entries: NDArray[np.void], first: int, width: int | None, hasher: Hasher
+    buf: Buffer, entries: NDArray[np.void], first: int, width: int | None, hasher: Hasher | None
 ) -> _CheckedEntries:
     """Check every entry against its checksum and the form of a content; the first is for seq `first`."""
     pos, ends = _entry_ranges(entries)
@@ -236,7 +238,7 @@ def _check_entries(
     # The checksum of no bytes is 0, so a length that rotted to 0 is a mismatch.
     matches = ~is_record & (entries["checksum"] == 0)
     which = np.flatnonzero(is_record & inside)
-    matches[which] = hasher(buf, pos[which], ends[which]) == entries["checksum"][which]
+    matches[which] = True if hasher is None else hasher(buf, pos[which], ends[which]) == entries["checksum"][which]
     fits = ~is_record | (data_size >= 0)
     has_meta, seq_matches = np.zeros(len(pos), np.bool_), np.ones(len(pos), np.bool_)
     which = np.flatnonzero(is_record & matches & fits)
@@ -266,7 +268,7 @@ def find_faults(
     base: int,
     *,
     width: int | None = None,
-    hasher: Hasher = vectorized.crc32_checksums,
+    hasher: Hasher | None = vectorized.crc32_checksums,
 ) -> list[tuple[int, str]]:
     """Return every bad entry and the reason."""
     if not 0 <= base <= _SIGNED_MAX - len(entries):
@@ -284,7 +286,7 @@ def scan_records(
     stop: int | None = None,
     bytes_max: int | None = None,
     width: int | None = None,
-    hasher: Hasher = vectorized.crc32_checksums,
+    hasher: Hasher | None = vectorized.crc32_checksums,
 ) -> ScanResult:
     """Read and check the records with first <= seq < stop from the store `buf`. Bad bytes never raise.
 
@@ -373,7 +375,9 @@ class LaminarCodec(Codec):
     def __init__(self, config: LogConfig) -> None:
         self._requested_width = config.index_width
         self._width: Literal[4, 8] = config.index_width or 4
-        self._hasher = HASHERS["CRC-32"]
+        self._hash: Hash | None = hashes.CRC32  # None: unknown, read without verification
+        self._unverified = config.unverified
+        self._has_typed_metadata = False  # metadata of every record is a value, then the seq
         self._foreign_bases: frozenset[int] = frozenset()  # segments that another program wrote
         self._double_marker_bases: set[int] = set()  # segments whose index begins with its marker twice
 
@@ -397,27 +401,26 @@ class LaminarCodec(Codec):
 
     def _adopt_layout(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str, *, foreign: bool) -> None:
         """Set the hash function and the width of seqs that these entries and their contents use."""
-        pos = entries["position"].astype(np.int64)
-        ends, matching = pos + entries["length"], np.zeros(0, np.int64)
-        for hasher in HASHERS.values():
-            matching = np.flatnonzero(hasher(store, pos, ends) == entries["checksum"])
-            if len(matching):
-                self._hasher = hasher
-                pos, seqs = pos[matching], seqs[matching]
-                break
+        pos, ends = _entry_ranges(entries)
+        found, matching = hashes.detect(store, pos, ends, entries["checksum"])
+        if found is not None:
+            self._hash = found
+            pos, ends, seqs = pos[matching], ends[matching], seqs[matching]
         narrow, wide = count_stored_seqs(store, pos, seqs)
         # All records of a segment of ours may be torn; those of a segment that another program closed are not.
         if (
             foreign
-            and not len(matching)
+            and found is None
             and len(pos) > 1
             and (len(pos) in (narrow, wide) or (entries["checksum"] >> np.uint64(32)).all())
         ):
-            raise UnknownLayout(
-                f"none of the first {len(pos)} checksums of {name} is the {' or the '.join(HASHERS)} "
-                "of its record: the store was written with another hash function; nothing was changed. Copy it with "
-                "the program that wrote it, into a store with CRC-32"
-            )
+            if not self._unverified:
+                raise UnknownLayout(
+                    f"none of the first {len(pos)} checksums of {name} is the {', '.join(hashes.HASH_NAMES)} of its "
+                    "record: the store was written with another hash function; nothing was changed. Read it without "
+                    "verification (unverified), or copy it with the program that wrote it, into a store with CRC-32"
+                )
+            self._hash = None
         if narrow == wide:
             return  # metadata without a seq, or no good record: unknown
         width: Literal[4, 8] = 8 if wide > narrow else 4
@@ -427,14 +430,29 @@ class LaminarCodec(Codec):
                 "leave index_width out or convert the log"
             )
         self._width = width
+        meta_size, _ = _sizes(store, pos, ends)
+        self._has_typed_metadata = max(narrow, wide) == len(pos) and bool((meta_size > 1 + width).all())
+
+    def variant_settings(self) -> dict[str, Any]:
+        return {"index_width": self._width}
+
+    def layout_notes(self) -> list[str]:
+        if self._hash is not None:
+            return []
+        return ["the hash function of this store is unknown: no checksum was verified"]
+
+    @property
+    def _hasher(self) -> Hasher | None:
+        if self._hash is hashes.CRC32:
+            return vectorized.crc32_checksums
+        return None if self._hash is None else self._hash.checksums
 
     def is_foreign(self, suffixes: Collection[str], /) -> bool:
         return ".created" not in suffixes
 
     def checksum(self, pieces: Iterable[Buffer], /) -> int:
-        if self._hasher is HASHERS["CRC-32"]:
-            return super().checksum(pieces)
-        return siphash(b"".join(pieces))
+        assert self._hash is not None, "a log with an unknown hash function is opened for reading only"
+        return self._hash.digest(pieces)
 
     def _parse_entries(self, index: Buffer, store: Callable[[slice], Buffer], base: int) -> NDArray[np.void]:
         """Return the entries of an index file, the first of them for seq `base`."""
@@ -474,6 +492,16 @@ class LaminarCodec(Codec):
         )
 
     def _encode_header(self, seq: int, meta: bytes) -> bytes:
+        if self._has_typed_metadata:
+            if not meta:
+                raise BadInput(
+                    "every record of this store has metadata, which its program decodes; nothing was written, give "
+                    "the record's own (meta)"
+                )
+            _check_seqs(seq, 1, self._width)
+            tail = b"\1" + seq.to_bytes(self._width, "little")
+            meta = meta if meta.endswith(tail) else meta + tail
+            return len(meta).to_bytes(4, "little") + meta
         if _reads_as_seq(meta, seq, self._width):
             raise BadInput(f"a meta of {len(meta)} bytes that begins with 01 reads as a seq; nothing was written")
         if meta:
@@ -503,6 +531,7 @@ class LaminarCodec(Codec):
         return (head + entries.tobytes(),), stop
 
     def _checksums(self, rows: Rows) -> NDArray[np.integer[Any]]:
+        assert self._hasher is not None, "a log with an unknown hash function is opened for reading only"
         return self._hasher(rows.buf, rows.frame_pos, rows.data.pos + rows.data.size)
 
     def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:

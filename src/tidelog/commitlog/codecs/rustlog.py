@@ -52,7 +52,7 @@ from dataclasses import dataclass
 from functools import partial
 from re import Match
 from struct import Struct
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -422,6 +422,9 @@ class RustlogCodec(SparseCodec):
             )
         return None
 
+    def variant_settings(self) -> dict[str, Any]:
+        return {"header_bytes": self._header_bytes}
+
     def is_foreign(self, suffixes: Collection[str], /) -> bool:
         # Without the checksums that this codec writes, the acked records are unknown.
         return ".crc" in self.side_suffixes and ".crc" not in suffixes
@@ -456,6 +459,23 @@ class RustlogCodec(SparseCodec):
         if is_unfinished(data, recovered.end, recovered.next_seq, self._header_bytes):
             return recovered
         return recovered._replace(stop=ScanStop.BAD, has_unexplained_tail=True)
+
+    def recover_continued(
+        self, data: Buffer, sides: Sequence[bytes | None], base: int, start: int, /
+    ) -> RecoveredSegment:
+        recovered, crcs = self.recover(data, sides, base), _read_crcs(sides)
+        is_covered = crcs is not None and recovered.records == len(crcs) and recovered.end >= start
+        if recovered.stop is ScanStop.END or crcs is None or not is_covered:
+            return recovered
+        # The other program keeps no checksums: from here on its records are covered like our own.
+        tail = scan_records(self._layout, data, recovered.end, above=recovered.next_seq - 1).rows
+        more = read_crcs(encode_crcs(data, tail))
+        continued = self._recover(data, base, np.concatenate((crcs, more)))
+        if continued.stop is ScanStop.END:
+            return continued
+        if is_unfinished(data, continued.end, continued.next_seq, self._header_bytes):
+            return continued
+        return continued._replace(stop=ScanStop.BAD, has_unexplained_tail=True)
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         return self._salvage(data, base, stop, _read_crcs(sides))
