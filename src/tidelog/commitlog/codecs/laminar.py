@@ -351,6 +351,7 @@ def _stored_seqs(buf: Buffer, pos: Ints, meta_size: Ints, seqs: Ints, width: int
 
 
 _SEQ_META_BYTES = (5, 9)  # length of metadata that is only the record's seq
+_HOLES_MAX = 1 << 24  # seqs without a record in one append; 256 MiB of index
 _DETECT_ENTRIES_MAX = 64  # entries read to detect hash function and width
 _NAME_PATTERN = re.compile(r"(0|[1-9][0-9]*)(\.store|\.index|\.created)")
 _TEMPORARY_PATTERN = re.compile(r"(0|[1-9][0-9]*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
@@ -519,6 +520,11 @@ class LaminarCodec(Codec):
             return (b"",), side_state
         ends = rows.data.pos + rows.data.size
         stop = int(rows.seq[-1]) + 1
+        if stop - side_state - len(rows) > _HOLES_MAX:
+            raise BadInput(
+                f"{stop - side_state - len(rows)} seqs up to {stop - 1} have no record, and the laminar index has an "
+                "entry for each; nothing was written, convert to another layout"
+            )
         entries = np.zeros(stop - side_state, INDEX)
         where = rows.seq - side_state
         entries["checksum"][where] = self._checksums(rows) if crcs is None else crcs
