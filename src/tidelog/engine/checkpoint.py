@@ -155,7 +155,7 @@ def _run_checkpoint(
         files = context.segment_files(topic.id)
         files_to_remove += [
             files.path(base, generation, suffix)
-            for base, generation in topic.dropped_segments
+            for base, generation in topic.unnamed_segments
             for suffix in SEGMENT_SUFFIXES
         ]
         written.append(topic)
@@ -178,7 +178,9 @@ def _run_checkpoint(
     context.dropped_ids -= dropped | context.dropped_ids
     for topic in written:
         manager.on_manifest_saved(topic)
-        topic.dropped_segments = []
+        with topic.lock:  # a rewrite may have added files that this manifest still names
+            unnamed = topic.unnamed_segments
+            topic.dropped_segments = [files for files in topic.dropped_segments if files not in unnamed]
     state.files_to_remove, state.files_to_remove_next = (
         [*state.files_to_remove, *state.files_to_remove_next],
         files_to_remove,
@@ -553,8 +555,8 @@ def _build_entry(topic: TopicState, store: ManifestStore, *, final: bool, keep_c
 
 
 def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
-    """Return the row of a topic, its deletion vectors written. Segments that it no longer needs are in
-    `dropped_segments` until a manifest without them is saved."""
+    """Return the row of a topic, its deletion vectors written. Segment files that it no longer names are in
+    `unnamed_segments`, and in `dropped_segments` until a manifest with the row is saved."""
     index = topic.index
     with topic.lock:
         obsolete = index.obsolete_segments()
@@ -566,6 +568,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
         ]
         index.drop_parts(dropped)
         topic.dropped_segments += [(part.base, part.generation) for part in dropped if isinstance(part, Segment)]
+        topic.unnamed_segments = topic.dropped_segments.copy()
         segments = [part for part in index.parts if isinstance(part, Segment)]
         vectors = [(segment, segment.encode_deletions()) for segment in segments if segment.has_unsaved_deletions]
         for segment, _ in vectors:
@@ -622,6 +625,8 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
     for segment in (part for part in dropped if isinstance(part, Segment)):
         segment.unmap()
         topic.context.tag_cache.drop(topic.id, segment.base)
+    if any(segment.is_sealed for segment, _ in vectors):
+        topic.context.topics_to_rewrite.add(topic)
     return row
 
 

@@ -291,6 +291,15 @@ class EngineConfig:
     queue_history_records: int = 100_000
     """Job steps kept per queue: claims and their outcomes. 0: none."""
 
+    rewrite_dead_percent: int = 50
+    """Rewrite a sealed segment once this share of its data belongs to deleted records. 0: only on request."""
+
+    rewrite_dead_bytes_min: int = 256 << 10
+    """Rewrite a sealed segment only if that frees at least this much."""
+
+    rewrite_bytes_per_second: int = 32 << 20
+    """How fast segments are rewritten in the background. 0: without a limit."""
+
     def __post_init__(self) -> None:
         for name, (minimum, maximum) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
@@ -328,6 +337,9 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "tags_cache_bytes": (0, _I64_MAX),
     "queue_max": (1, _I64_MAX),
     "queue_history_records": (0, _I64_MAX),
+    "rewrite_dead_percent": (0, 100),
+    "rewrite_dead_bytes_min": (0, _I64_MAX),
+    "rewrite_bytes_per_second": (0, _I64_MAX),
 }
 
 

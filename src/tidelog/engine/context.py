@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from tidelog.clock import Clock
 from tidelog.disk.interface import Disk, join
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidelog.engine.batch_encoder import ArrowBatch, Batch
     from tidelog.engine.gap_log import GapLog
     from tidelog.engine.queues.history import HistoryWriter
+    from tidelog.engine.rewrite import Rewriter
     from tidelog.engine.topic_state import TopicState
 
 _log = logging.getLogger("tidelog.engine")
@@ -291,6 +292,10 @@ class TopicRegistry(Protocol):
         """Drop an internal topic, if it exists."""
         ...
 
+    def rewrite(self, name: str, *, force: bool = False, progress: Callable[[int, int], object] | None = None) -> Any:
+        """Rewrite the segments of a topic; return a `RewriteResult`."""
+        ...
+
 
 @dataclass(slots=True)
 class EngineContext:
@@ -321,6 +326,8 @@ class EngineContext:
     reload_topics: Callable[[], dict[str, TopicState]] | None = (
         None  # of a read-only engine: load the topics from disk again
     )
+    rewriter: Rewriter | None = None  # set by the engine where it writes
+    topics_to_rewrite: set[TopicState] = field(default_factory=set)  # with new deletions in sealed segments
     is_replaying: bool = False  # WAL frames are being applied; the state is incomplete
     schedule: MaintenanceSchedule = field(default_factory=MaintenanceSchedule)
     dirty_topics: set[TopicState] = field(default_factory=set)  # changed since their row of the manifest was built

@@ -30,6 +30,8 @@ from tidelog.engine.producer_batches import StagingArea
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
 from tidelog.engine.results import RecoveryReport, TopicInfo, add_background_error
+from tidelog.engine.rewrite import Progress as RewriteProgress
+from tidelog.engine.rewrite import Rewriter, RewriteResult, RewriteStats, ignore_progress
 from tidelog.engine.routing.manager import RouterManager, require_router
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.segment import SizeCount
@@ -118,6 +120,9 @@ class Engine:
         self._checkpoints = CheckpointScheduler(
             self._context, opened.checkpoint_state, self._list_topics, self._get_next_id, self.report
         )
+        self._rewriter = Rewriter(self._context, self._checkpoints.urgency.wait)
+        if self._context.shards:
+            self._context.rewriter = self._rewriter
         for topic in self._topics.values() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()
@@ -130,6 +135,7 @@ class Engine:
             for shard in self._context.shards:
                 shard.start()
             self._router_manager = self._make_router_manager(threaded=True)
+            self.start_background_task("rewrite", self._rewriter.run)
             close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
@@ -565,6 +571,8 @@ class Engine:
         failed = self._run_task("expiry", self._expire) or failed
         if self._dropped:
             failed = self._run_task("erase", lambda: self._checkpoints.remove_dropped_topics(self._dropped)) or failed
+        if not self._threads:
+            failed = self._run_task("rewrite", self._rewriter.run) or failed
         if self._checkpoints.is_due:
             failed = self._run_task("routers", self._router_manager.run_until_idle) or failed
             try:
@@ -635,6 +643,24 @@ class Engine:
     def _flush_gap_log(self) -> None:
         self._run_task("ledger", self._gap_log.flush)
 
+    def rewrite(self, name: str, *, force: bool = False, progress: RewriteProgress | None = None) -> RewriteResult:
+        """Give the sealed segments of a topic new files without the bytes of deleted records: those with enough of
+        them, or with `force` all that have any. On return the old files are removed."""
+        self._check_writable()
+        topic = self._find_topic(name)
+        if topic is None:
+            raise TopicNotFound(name)
+        result = self._rewriter.rewrite(topic, force=force, progress=progress or ignore_progress)
+        if result.files:
+            self.checkpoint()  # names the new files
+            self.checkpoint()  # removes the old ones
+        return result
+
+    @property
+    def rewrites(self) -> RewriteStats:
+        """Rewrites since the directory was opened."""
+        return self._rewriter.stats
+
     def checkpoint(self) -> None:
         """Copy records that only the WAL has into segments, and truncate the WAL. On an error nothing has changed."""
         self._check_writable()
@@ -680,6 +706,7 @@ class Engine:
         """Make everything acknowledged durable and release the directory. Closing twice is harmless."""
         if self._context.closed:
             return
+        self._rewriter.stop()
         for thread in self._threads:
             thread.stop()
         writable = [shard for shard in self._context.shards if not shard.is_latched]
@@ -733,6 +760,7 @@ class Engine:
             context.buffer_pool,
             self._gap_log,
             self._router_manager,
+            self._rewriter,
         )
         process.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
         for shard in context.shards:

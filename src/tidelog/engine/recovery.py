@@ -700,6 +700,8 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live_records for part in live), sum(part.live_bytes for part in live)
     topic.quota.acquire_unchecked(index.bytes)
+    if any(segment.sealed and segment.stop - segment.base - segment.live > segment.removed for segment in row.segments):
+        context.topics_to_rewrite.add(topic)
     return topic
 
 

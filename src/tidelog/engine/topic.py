@@ -21,6 +21,7 @@ from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
+from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.segment_listing import SegmentFile, SegmentList
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
@@ -326,6 +327,19 @@ class Topic:
             self._state.check_writable()
             self._state.index.roll_segment()
             self._state.context.needs_checkpoint = True
+
+    def rewrite(self, *, force: bool = False) -> RewriteResult:
+        """Give sealed segments new files without the bytes of deleted records, and remove the old files: segments with
+        enough such bytes, which is done in the background as well, or with `force` all that have any.
+
+        Seqs and times stay. A segment with a frame that does not verify is left and listed in `skipped`.
+        """
+        context = self._state.context
+        with self._state.lock:
+            self._state.check_writable()
+        assert context.topics is not None, "set by the engine"
+        result: RewriteResult = context.topics.rewrite(self.name, force=force)
+        return result
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 

@@ -225,6 +225,7 @@ class TopicState:
         self.forwarder_snapshot: ForwarderSnapshot | None = None  # for the checkpoint in progress
         # Base and generation of segment files that the index no longer uses and a manifest may still name.
         self.dropped_segments: list[tuple[int, int]] = []
+        self.unnamed_segments: list[tuple[int, int]] = []  # those of them that the row of the running checkpoint omits
         self.wal_watch: WalWatch | None = None  # of a read-only engine, once a read waits
         self._listeners: set[Callable[[], None]] = set()
 

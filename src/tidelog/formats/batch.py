@@ -335,6 +335,21 @@ def encode_arrow(
     )
 
 
+def encode_frame(
+    topic_id: int,
+    first_seq: int,
+    ts_ms: int,
+    columns: InputColumns,
+    *,
+    tag: bytes = b"",
+    node: bytes = b"",
+    flags: int = 0,
+) -> bytes:
+    """Encode these columns as one frame, however large it is."""
+    head = _BatchHeader(topic_id, first_seq, ts_ms, node, tag, flags)
+    return _encode_slice(head, check_columns(columns, tag=tag, node=node, flags=flags), 0, len(columns.data.lengths))
+
+
 def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     """Decode an AppendBatch frame that `read_frame` returned. Bad bytes never raise. Holes are left out.
 

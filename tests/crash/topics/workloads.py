@@ -185,6 +185,13 @@ class EngineHarness:
         if self._call_succeeds(self.log.checkpoint):
             self.oracle.mark_synced(checkpoint=True)
 
+    def rewrite(self, name: str) -> None:
+        """Rewrite every segment with a deleted record; where there is one, two checkpoints follow."""
+        topic = self.topic(name)
+        result = self._try_call(None, None, lambda: topic.rewrite(force=True))
+        if result is not None and result.files:
+            self.oracle.mark_synced(checkpoint=True)
+
     def tick(self) -> None:
         stuck = self._unsyncable_topics()
         if self._call_succeeds(self.log.tick):
@@ -335,6 +342,16 @@ def seal(harness: EngineHarness, name: str, random: Random) -> None:
     harness.seal(name)
 
 
+def rewrite(harness: EngineHarness, name: str, random: Random) -> None:
+    """Seal what there is, so that there is something to rewrite, and delete a record of it."""
+    if random.random() < 0.7:
+        now = harness.oracle.lives[name].now
+        harness.delete(name, seqs=[random.randint(1, now.head + 1)])
+        harness.seal(name)
+        harness.checkpoint()
+    harness.rewrite(name)
+
+
 def drop(harness: EngineHarness, name: str, random: Random) -> None:
     config = harness.oracle.lives[name].now.config
     harness.drop(name)
@@ -377,6 +394,7 @@ def crash(harness: EngineHarness, name: str, random: Random) -> None:
 Operation = Callable[[EngineHarness, str, Random], None]
 OPERATIONS: tuple[Operation, ...] = (
     *(one, batch, before, tag, prefix, seqs, cap, expire, checkpoint, seal, drop, reclass, reopen, idle),
+    rewrite,
 )
 RESTARTS: tuple[Operation, ...] = (kill, crash)
 

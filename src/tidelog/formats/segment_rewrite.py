@@ -1,0 +1,144 @@
+"""Encode the frames of a segment again without the bytes of removed records.
+
+    before  │ Append │ Append │ Append │ AppendBatch of 4 records │ Append │
+              1        2 gone   3 gone   4   5 gone   6   7         8
+    after   │ Append │ AppendBatch     │ AppendBatch of 4 records │ Append │
+              1        2 and 3: empty    4   5: empty  6   7        8
+
+Every seq keeps its record, so seqs stay dense and a position in the index is still computed; a removed one is empty,
+without data, tag, node and meta, and the deletion vector of the segment names it. Frames without a removed record are
+copied byte for byte. Frames whose records are all removed become one batch of empty records, which has the time of the
+first: it is at most `TIME_STEP_MS` early for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.formats import batch, segment_index
+from tidelog.formats.frame import DURABLE, HEADER_BYTES, JSON, read_headers
+from tidelog.formats.rows import Rows, Span, copy_values, to_binary_array
+from tidelog.types import Buffer, Ints
+
+TIME_STEP_MS: Final = 1_000
+EMPTY_FRAME_OVERHEAD_BYTES: Final = 54  # of a batch of empty records, which adds 4 bytes a record
+_COMPARED_RECORDS: Final = 4096  # records that are compared at once
+
+BoolArray = NDArray[np.bool_]
+
+
+def encode_without(rows: Rows, removed: BoolArray) -> Iterator[Buffer]:
+    """Yield the frames of these rows, which are all records of a segment's data, without the bytes of the removed
+    ones. The rows must have been verified."""
+    buf = memoryview(rows.buf)
+    first = np.append(0, np.flatnonzero(rows.frame_pos[1:] != rows.frame_pos[:-1]) + 1)
+    starts, stops = rows.frame_pos[first], np.append(first[1:], len(rows))
+    ends = np.append(starts[1:], len(buf))
+    gone = np.add.reduceat(removed, first, dtype=np.int64)
+    is_mixed, is_empty = (gone > 0) & (gone < stops - first), gone == stops - first
+    kind = is_mixed * 2 + is_empty
+    edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), len(first)]
+    for lo, hi in pairwise(edges):
+        if is_mixed[lo]:
+            for number in range(lo, hi):
+                at = slice(int(first[number]), int(stops[number]))
+                yield _encode_mixed(rows.slice(at.start, at.stop), removed[at])
+        elif is_empty[lo]:
+            topic_id = int(read_headers(buf, starts[lo : lo + 1])["topic_id"][0])
+            yield from _encode_empty(topic_id, rows.slice(int(first[lo]), int(stops[hi - 1])))
+        else:
+            yield buf[int(starts[lo]) : int(ends[hi - 1])]
+
+
+def _encode_empty(topic_id: int, rows: Rows) -> Iterator[bytes]:
+    """Encode empty records in the place of these."""
+    ts_ms, at = rows.ts_us // 1000, 0
+    while at < len(rows):
+        stop = int(np.searchsorted(ts_ms, ts_ms[at] + TIME_STEP_MS))
+        stop = min(stop, at + batch.FRAME_RECORDS_MAX)
+        yield from batch.encode_many(topic_id, int(rows.seq[at]), int(ts_ms[at]), [b""] * (stop - at))
+        at = stop
+
+
+def _encode_mixed(rows: Rows, removed: BoolArray) -> bytes:
+    """Encode the records of one batch, of which some are removed."""
+    header = read_headers(rows.buf, rows.frame_pos[:1])[0]
+    kept, pos = np.flatnonzero(~removed), int(rows.frame_pos[0])
+    names = bytes(memoryview(rows.buf)[pos + HEADER_BYTES :][: int(header["node_len"]) + int(header["tag_len"])])
+    node, tag = names[: int(header["node_len"])], names[int(header["node_len"]) :]
+
+    def column(span: Span | None, width: str) -> batch.InputColumn | None:
+        if span is None:
+            return None
+        lengths = np.where(removed, 0, span.size).astype(width)
+        return batch.InputColumn(lengths, blob=b"".join(copy_values(rows.buf, span.take(kept))))
+
+    kinds = None
+    if batch.has_kinds(rows.buf, pos):
+        is_json = (segment_index.record_flags(rows) & segment_index.JSON) != 0
+        kinds = np.where(is_json & ~removed, batch.KIND_JSON, batch.KIND_BYTES).astype(np.uint8).tobytes()
+    data = column(rows.data, "<u4")
+    assert data is not None, "every record has data"
+    columns = batch.InputColumns(
+        data,
+        None if tag else column(rows.tag, "<u2"),
+        None if node else column(rows.node, "<u2"),
+        column(rows.meta, "<u4"),
+        kinds,
+    )
+    # The frame is no part of a chain: the frames around it may be empty ones now.
+    flags = int(header["flags"]) & (JSON | DURABLE)
+    topic_id, seq, ts_ms = int(header["topic_id"]), int(header["seq"]), int(header["ts_ms"])
+    return batch.encode_frame(topic_id, seq, ts_ms, columns, tag=tag, node=node, flags=flags)
+
+
+def find_difference(before: Rows, after: Rows, removed: BoolArray) -> str | None:
+    """Compare the rows of a segment with those of its rewritten data, value by value. Returns what differs that must
+    not: a record that was kept, or a removed one that is not empty; None if nothing does."""
+    if not np.array_equal(before.seq, after.seq):
+        return f"it has {len(after)} records of {len(before)}, or other seqs"
+    if after.data.size[removed].any() or (after.meta is not None and after.meta.size[removed].any()):
+        return "a removed record is not empty"
+    for lo in range(0, len(before), _COMPARED_RECORDS):
+        hi = min(lo + _COMPARED_RECORDS, len(before))
+        kept: Ints = lo + np.flatnonzero(~removed[lo:hi])
+        if len(kept) and (what := _find_changed_column(before.take(kept), after.take(kept))) is not None:
+            return f"the {what} of a record between seqs {before.seq[lo]} and {before.seq[hi - 1]} is another"
+    return None
+
+
+def _find_changed_column(before: Rows, after: Rows) -> str | None:
+    if not np.array_equal(before.ts_us, after.ts_us):
+        return "time"
+    pairs = {
+        "data": (before.data, after.data),
+        "node": (before.node, after.node),
+        "tag": (before.tag, after.tag),
+        "meta": (before.meta, after.meta),
+    }
+    for name, (one, other) in pairs.items():
+        if one is None or other is None:
+            present = other if one is None else one
+            if present is not None and present.size.any():
+                return name
+        elif not to_binary_array(before.buf, one).equals(to_binary_array(after.buf, other)):
+            return name
+    changed = (segment_index.record_flags(before) ^ segment_index.record_flags(after)) & segment_index.JSON
+    return "kind" if changed.any() else None
+
+
+def count_removable(entries: NDArray[np.void], dead: BoolArray, size: int) -> int:
+    """Return about how many of `size` bytes of data `encode_without` would save for these dead records, from the index
+    alone: frames without a live record, and the data of dead records in other frames."""
+    offsets = entries["frame_offset"].astype(np.int64)
+    first = np.append(0, np.flatnonzero(offsets[1:] != offsets[:-1]) + 1)
+    counts, frame_bytes = np.diff(first, append=len(entries)), np.diff(offsets[first], append=size)
+    gone = np.add.reduceat(dead, first, dtype=np.int64)
+    data_bytes = np.add.reduceat(np.where(dead, entries["data_len"], 0), first, dtype=np.int64)
+    whole = np.maximum(frame_bytes - EMPTY_FRAME_OVERHEAD_BYTES - 4 * counts, 0)
+    return int(np.where(gone == counts, np.maximum(whole, data_bytes), data_bytes).sum())
