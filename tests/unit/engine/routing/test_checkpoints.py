@@ -75,7 +75,7 @@ def test_recovery_works_from_the_previous_manifest(first: str, monkeypatch: Patc
     world = interrupted(monkeypatch, first=first)
     before = rows(world.log, "b")
     disk = world.disk.crash_image("none")
-    newest = max(name for name in disk.tree() if name.startswith("data/meta/snapshot."))
+    newest = max(name for name in disk.tree() if name.startswith("data/meta/delta."))
     disk.flip_bit(newest, 30, 3)
     log = world.open(disk)
     assert log.report.snapshots_skipped
