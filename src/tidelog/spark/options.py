@@ -29,7 +29,8 @@ from tidelog.spark.http_client import RETRY_TIMEOUT_MS
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
 OnTimestampMiss: TypeAlias = Literal["error", "latest"]
 Payload: TypeAlias = Literal["bytes", "json", "infer"]
-CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal"]
+CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal", "log"]
+"""`tide`: topics of a data directory; `log`: a log of the library of any layout; the others: one of that layout."""
 
 COLUMNS: Final = ("topic", "seq", "ts", "node", "tag", "meta", "data")
 IS_JSON: Final = "is_json"  # only where it is named; the columns above are the default

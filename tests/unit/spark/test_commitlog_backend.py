@@ -99,3 +99,60 @@ def test_another_codec_than_wrote_it_is_refused(tmp_path: Path) -> None:
         read({"path": str(tmp_path / "none"), "codec": "rustlog"})
     with pytest.raises(Error, match="belongs to another program"):
         read({"path": str(tmp_path / "events"), "subscribe": "events"})
+
+
+@pytest.mark.parametrize("codec", ["tide", *CODECS])
+def test_the_layout_of_a_log_is_recognised(codec: str, tmp_path: Path) -> None:
+    with filled(tmp_path / "events", codec) as log:
+        first = log.lowest
+        found = read({"path": str(tmp_path / "events"), "codec": "log", "minPartitions": "3"})
+    assert found.seqs == list(range(first, first + 500))
+    rows = found.table.to_pylist()
+    assert rows[7]["data"] == b"0007" * 5
+    assert (rows[0]["ts"] is None) == (codec == "laminar")
+
+
+def test_a_tide_log_of_the_library_is_followed_and_a_root_of_them_read(tmp_path: Path) -> None:
+    with filled(tmp_path / "events", "tide", 10) as log:
+        reader = stream({"path": str(tmp_path / "events"), "codec": "log", "startingOffsets": "earliest"})
+        start = reader.initialOffset()
+        log.append(b"more")
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert read_micro_batch(reader, start, end).column("seq").to_pylist() == list(range(1, 12))
+        reader.stop()
+    with PartitionedLog.open(str(tmp_path / "root"), "tide") as root:
+        root.create_topic("a", 2)
+        root.append("a", 1, b"x")
+    rows = read({"path": str(tmp_path / "root"), "codec": "log"}).table.to_pylist()
+    assert [(row["topic"], row["data"]) for row in rows] == [("a/1", b"x")]
+
+
+FOREIGN = Path(__file__).parents[2] / "golden" / "foreign"
+VARIANTS = {
+    "rustlog/server": (300, False),
+    "rustlog/short-names": (60, False),
+    "laminarmq/u64-unit": (260, False),
+    "laminarmq/u64-note": (500, False),
+    "laminarmq/u32-siphash": (20, False),
+    "laminarmq/recovered": (310, False),
+    "laminarmq/truncated-at-base": (95, False),
+    "narwhal/stopped/11fb0b5a56e5d18c2f001a8c858fb424f68d0b1658acc820078467db9f39ecf5": (60, True),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logs_of_the_original_programs_are_read(name: str) -> None:
+    count, has_times = VARIANTS[name]
+    rows = read({"path": str(FOREIGN / name), "codec": "log"}).table.to_pylist()
+    with SegmentedLog.open(str(FOREIGN / name), read_only=True) as log:
+        records = list(log)
+    assert [(row["seq"], row["data"]) for row in rows] == [(record.seq, record.data) for record in records]
+    assert len(rows) == count
+    assert all((row["ts"] is not None) == has_times for row in rows)
+
+
+def test_a_root_that_rustlog_wrote_is_read() -> None:
+    found = read({"path": str(FOREIGN / "rustlog"), "codec": "log", "subscribe": "orders"})
+    rows = found.table.to_pylist()
+    assert [sum(row["topic"] == f"orders/{number}" for row in rows) for number in (0, 1)] == [1000, 200]
+    assert rows[0]["ts"] is None

@@ -1,4 +1,5 @@
-"""Logs of the commitlog library: rustlog, laminar, narwhal, and tide outside of topics.
+"""Logs of the commitlog library: rustlog, laminar, narwhal, and tide outside of topics. The codec `log` is the one that
+the files show.
 
 A log has no topics; the name of its directory is used as one. A root of partitions has `orders/0`, `orders/1`; the name
 `orders` means all of them. The epoch is 0: a log is not created again under its name without removing its directory.
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tidelog.commitlog import LogConfig, PartitionedLog, SegmentedLog
-from tidelog.commitlog.codecs import make_codec
+from tidelog.commitlog import PartitionedLog, SegmentedLog
+from tidelog.commitlog.partitions import root_codec
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Counts
@@ -34,9 +35,22 @@ class CommitLogBackend:
 
     def __init__(self, path: str, codec: str, *, disk: Disk | None = None) -> None:
         self._path = path.rstrip("/") or "/"
-        self._codec, self._disk = codec, disk or PosixDisk()
+        self._codec = None if codec == "log" else codec
+        self._disk = disk or PosixDisk()
         self._logs: dict[str, SegmentedLog] = {}
-        self.has_timestamps = make_codec(codec, LogConfig()).created_suffix is None
+        self._has_timestamps: bool | None = None
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether records have times: the files decide, a layout has variants with and without."""
+        if self._has_timestamps is None:
+            logs = list(self._logs.values()) or [self._open_log(name) for name in self.names()[:1]]
+            self._has_timestamps = all(log._log_state.codec.created_suffix is None for log in logs)
+        return self._has_timestamps
+
+    def _open_root(self) -> PartitionedLog:
+        codec = self._codec or root_codec(self._disk, self._path)
+        return PartitionedLog.open(self._path, codec, read_only=True, disk=self._disk)
 
     def refresh(self) -> None:
         self.close()
@@ -54,7 +68,7 @@ class CommitLogBackend:
             raise NotFound(f"there is no log at {self._path}; nothing was changed, check the path")
         if self._disk.stat(join(self._path, "topics")) is None:
             return [self._path.rpartition("/")[2]]
-        with PartitionedLog.open(self._path, self._codec, read_only=True, disk=self._disk) as root:
+        with self._open_root() as root:
             return [f"{topic}/{number}" for topic, count in root.topics().items() for number in range(count)]
 
     def _open_log(self, name: str) -> SegmentedLog:
@@ -73,7 +87,7 @@ class CommitLogBackend:
             if "/" not in topic:
                 raise
             name, _, number = topic.rpartition("/")
-            with PartitionedLog.open(self._path, self._codec, read_only=True, disk=self._disk) as root:
+            with self._open_root() as root:
                 root.check_partition(name, int(number))  # raises if it had a log that is gone
             return TopicSnapshot(topic, 0, 0, 0, 0, 0, (), 0)  # a partition without records
         state = log._log_state

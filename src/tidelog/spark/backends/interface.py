@@ -193,7 +193,9 @@ ColumnSet: TypeAlias = frozenset[str]  # columns that are returned or filtered b
 
 
 class Backend(Protocol):
-    has_timestamps: bool
+    @property
+    def has_timestamps(self) -> bool: ...
+
     has_json_flag: bool  # False: all records are bytes
 
     def names(self) -> list[str]:
