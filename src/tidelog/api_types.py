@@ -412,6 +412,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 ERROR_FIELDS: Final[Mapping[type[errors.Error], tuple[str, ...]]] = {
     errors.TopicFull: ("topic", "cap_records", "cap_bytes", "head_seq", "earliest_seq"),
     errors.TopicNotFound: ("topic",),
+    errors.RecordNotFound: ("topic", "seq", "earliest_seq", "head_seq"),
     errors.NotAQueue: ("topic",),
     errors.NotEmpty: ("topic", "count"),
     errors.GroupNotFound: ("topic", "group"),

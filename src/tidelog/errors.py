@@ -17,6 +17,7 @@ Error
 │   ├── BatchConflict    a numbered batch that is not the one its writer wrote, or comes after later ones
 │   ├── NotFound         no such log, topic, partition or file
 │   │   ├── TopicNotFound
+│   │   ├── RecordNotFound
 │   │   ├── GroupNotFound
 │   │   ├── RouterNotFound
 │   │   └── ChannelNotFound
@@ -102,8 +103,10 @@ class SeqMissing(Refused):
 class TooLarge(Refused):
     code = "too_large"
 
-    def __init__(self, what: str, *, size: int, limit: int, unit: str = "bytes") -> None:
-        super().__init__(f"{what} is {size} {unit}, the limit is {limit}; nothing was written, send it in parts")
+    def __init__(
+        self, what: str, *, size: int, limit: int, unit: str = "bytes", next_step: str = "send it in parts"
+    ) -> None:
+        super().__init__(f"{what} is {size} {unit}, the limit is {limit}; nothing was written, {next_step}")
         self.size, self.limit = size, limit
 
 
@@ -204,6 +207,18 @@ class TopicNotFound(NotFound):
     def __init__(self, topic: str) -> None:
         super().__init__(f"there is no topic {topic!r}; nothing was done, create it or look at the name again")
         self.topic = topic
+
+
+class RecordNotFound(NotFound):
+    code = "record_not_found"
+
+    def __init__(self, topic: str, *, seq: int, earliest_seq: int, head_seq: int) -> None:
+        held = f"its records are {earliest_seq} to {head_seq}" if earliest_seq <= head_seq else "it has no records"
+        super().__init__(
+            f"topic {topic!r} has no record {seq}: {held}, and those that were deleted are not there any more; nothing "
+            "was done, read the topic to see which there are"
+        )
+        self.topic, self.seq, self.earliest_seq, self.head_seq = topic, seq, earliest_seq, head_seq
 
 
 class GroupNotFound(NotFound):

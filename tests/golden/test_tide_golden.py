@@ -26,7 +26,17 @@ from tests.frames import FrameReader, encode_batch, record_kinds
 
 from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import batch, control_frames, frame, scan, sealed_segment, segment_index, small_files, tag_index
+from tidelog.formats import (
+    batch,
+    control_frames,
+    frame,
+    large_record,
+    scan,
+    sealed_segment,
+    segment_index,
+    small_files,
+    tag_index,
+)
 from tidelog.formats.control_frames import Match, MatchOp, TopicMark
 from tidelog.formats.rows import ScanStop, iter_records
 from tidelog.types import Record
@@ -182,6 +192,43 @@ SEGMENT = [
 ]
 
 SYNC_MARK = control_frames.CheckpointMark(wal_first=7, wal_pos=9900)
+LARGE_REF = large_record.BlobRef(
+    5,
+    7,
+    xxhash.xxh3_64_intdigest(b"large"),
+    xxhash.xxh3_64_intdigest(GOLDEN["blob"][:16] + GOLDEN["blob"][21:]),
+)
+LARGE_REFERENCE = b'{"$large":{"bytes":5,"xxh3":"%016x","href":"records/42/data"}}' % LARGE_REF.digest
+
+
+def read_large_record(buf: bytes) -> object:
+    found = scan.scan_records(buf)
+    if found.stop is not ScanStop.END or len(found.rows) != 1:
+        raise Corrupt("frame", pos=found.end, reason=found.reason or "not one record")
+    rows = found.rows
+    assert rows.blob_bytes is not None
+    header = frame.read_headers(buf, rows.frame_pos)[0]
+    (only,) = iter_records(rows)
+    ref = large_record.read_ref(buf, 0)
+    return int(header["flags"]), int(header["topic_id"]), only, int(rows.blob_bytes[0]), ref
+
+
+def make_blob() -> bytes:
+    hasher = large_record.BlobHasher()
+    hasher.update(b"lar")
+    hasher.update(b"ge")
+    return large_record.encode_blob_header() + b"large" + hasher.finish(7)[1]
+
+
+def read_blob(buf: bytes) -> bytes:
+    if len(buf) != LARGE_REF.file_bytes:
+        raise Corrupt("blob", pos=len(buf), reason="another size")
+    (checksum,) = large_record.decode_sums(LARGE_REF, buf[:16], buf[21:], "blob")
+    if xxhash.xxh3_64_intdigest(buf[16:21]) != checksum:
+        raise Corrupt("blob", pos=16, reason="checksum mismatch")
+    return buf[16:21]
+
+
 VECTORS: dict[str, Vector] = {
     "append": Vector(
         (7, 10, 1, TS, b"n1", b"t", b'{"d":1}'),
@@ -275,6 +322,14 @@ VECTORS: dict[str, Vector] = {
         control_frames.NumberedBatch(writer="etl", number=7, first=43, last=142, sum=(1, (1 << 64) - 1)), topic_id=10
     ),
     "write_key": control(control_frames.WriteKey(key="order-7", first=43, last=44), topic_id=10),
+    "large_record": Vector(
+        (7, 10, record(42, LARGE_REFERENCE, node=b"n1", tag=b"t", meta=b'{"h":1}'), 5, LARGE_REF),
+        lambda: large_record.encode_frame(
+            10, 42, TS, LARGE_REF, tag=b"t", node=b"n1", meta=b'{"h":1}', flags=frame.DURABLE
+        ),
+        read_large_record,
+    ),
+    "blob": Vector(b"large", make_blob, read_blob),
     "group_cursor": control(control_frames.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),

@@ -32,6 +32,7 @@ from tidelog.formats import (
     cold_object,
     control_frames,
     frame,
+    large_record,
     sealed_segment,
     segment_index,
     small_files,
@@ -216,7 +217,7 @@ def body_complaints(text: str) -> Iterator[str]:
             yield f"{found[1]}: type {framed.kind} and the body {right}"
         if framed.flags != frame.DURABLE or f"ts {framed.ts_ms}" not in text:
             yield f"{found[1]}: another flag or time than the page says"
-    if kinds != set(frame.FRAME_NAMES) - {frame.APPEND, frame.APPEND_BATCH}:
+    if kinds != {kind for kind in frame.FRAME_NAMES if not frame.is_record(kind)}:
         yield f"control frames without an example, or an example without a control frame: {kinds}"
 
 
@@ -342,6 +343,7 @@ def version_complaints(text: str) -> Iterator[str]:
         "metadata.bin": (small_files.CHANNEL_MAGIC, small_files.CHANNEL_VERSION),
         ".tidelog.manifest": (small_files.MANIFEST_MAGIC, small_files.MANIFEST_VERSION),
         "snapshot": (small_files.SNAPSHOT_MAGIC, small_files.SNAPSHOT_VERSION),
+        "blob": (large_record.BLOB_MAGIC, large_record.BLOB_VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
@@ -393,6 +395,7 @@ def word_complaints(text: str) -> Iterator[str]:
                 segment_index.BATCH,
                 segment_index.JSON,
                 segment_index.HAS_META,
+                segment_index.LARGE,
                 segment_index.HOLE,
             ],
         ),

@@ -49,13 +49,14 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
     topic, queue = database.topic("orders", cap_records=2), database.queue("jobs")
     appended, page = topic.append([1, 2, 3]), topic.read()
     queue.put("x")
+    database.topic("large").append_stream([bytes(300_000)])
     group, jobs = topic.group("readers"), queue.claim("worker")
     group.begin()
     values = (
         *(page, page.records[0], page.gap, appended, topic.delete(before_seq=3), topic.state(), topic.segments()),
         *(topic.gaps()[0], jobs[0], queue.counts(), queue.ack("worker", jobs), queue.history()),
         *(database.router("r", "orders", "copies"), group.state(), group.lag(), group.preview(0)),
-        *(database.report, database.health()),
+        *(database.report, database.health(), database.topic("large").read().records[0].data),
     )
     rows = PAGE.read_text().split("## Values that calls return\n")[1].split("\n## ")[0].splitlines()
     documented = [re.findall(r"`(\w+)`", row) for row in rows if row.startswith("| `")]

@@ -1,15 +1,15 @@
 """`tidelog topic …`: commands on the topics of a directory.
 
-`ls`, `show`, `read` and `follow` work beside a writer and change nothing. `write`, `delete`, `drop`, `config`, `seal`
-and `checkpoint` lock the directory. Only `write` creates a missing topic. A result is printed after the directory is
-closed, so it is durable in every class.
+`ls`, `show`, `read`, `cat-record` and `follow` work beside a writer and change nothing. `write`, `delete`, `drop`,
+`config`, `seal` and `checkpoint` lock the directory. Only `write` creates a missing topic. A result is printed after
+the directory is closed, so it is durable in every class.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, get_args
 
@@ -35,12 +35,14 @@ from tidelog.clock import SystemClock
 from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Counts, EngineConfig, Gap, Page, Record, Topic, TopicConfig, TopicInfo, manifest
-from tidelog.engine.config import OWN, Durability
+from tidelog.engine.config import ADDED, OWN, Durability
+from tidelog.engine.large_read import LargeData
 from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import BadInput, BatchTooLarge, GapFound, TopicNotFound, Unavailable
 from tidelog.formats import lazy_compute as pc
 
 _PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
+_STREAM_CHUNK_BYTES = 1 << 20
 _POLL_S = 0.2
 _encode = msgspec.json.Encoder().encode
 
@@ -240,7 +242,9 @@ def gap_line(gap: Gap, topic: str) -> str:
 
 
 def plain_data(record: Record) -> bytes:
-    """The data as it was written: bytes unchanged, other values as JSON text."""
+    """The data as it was written: bytes unchanged, other values as JSON text; of a large record its reference."""
+    if isinstance(record.data, LargeData):
+        return _encode(record.data.to_reference())
     return record.data if isinstance(record.data, bytes) else _encode(record.data)
 
 
@@ -248,12 +252,57 @@ def record_fields(record: Record) -> dict[str, Any]:
     """The JSON object of a record."""
     is_json = not isinstance(record.data, bytes)
     line: dict[str, Any] = {"seq": record.seq, "ts": format_time(record.ts_ms * 1000), "json": is_json}
-    line |= {"data": record.data} if is_json else bytes_field("data", record.data)
+    value = record.data.to_reference() if isinstance(record.data, LargeData) else record.data
+    line |= {"data": value} if is_json else bytes_field("data", record.data)
     for name in ("tag", "node", "meta"):
         value = getattr(record, name)
         if value is not None:
             line[name] = value
     return line
+
+
+def cat_record(args: Namespace, screen: Screen) -> int:
+    """Print the data of one record, of any size, or write it to a file."""
+    with open_for_reading(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        with topic.open_record(args.seq) as reader:
+            size, xxh3 = len(reader), reader.xxh3
+            chunks = iter(lambda: reader.read(_STREAM_CHUNK_BYTES) or b"", b"")
+            if args.output is None:
+                for chunk in chunks:
+                    screen.write_data(chunk)
+                screen.flush()
+                return 0
+            with screen.progress_bar(f"reading record {args.seq}", total=size) as bar:
+                _write_new_file(args.output, chunks, lambda done: bar(done, size))
+    screen.print_result(
+        {"topic": args.topic, "seq": args.seq, "bytes": size, "xxh3": xxh3, "output": args.output},
+        f"wrote {format_bytes(size)} of record {args.seq} to {args.output}, XXH3-64 {xxh3}",
+    )
+    return 0
+
+
+def _write_new_file(path: str, chunks: Iterable[bytes], on_written: Callable[[int], None]) -> None:
+    """Write chunks to a file that does not exist yet; remove it after an error."""
+    disk = PosixDisk()
+    try:
+        file = disk.open(path, "create")
+    except FileExistsError:
+        raise BadInput(f"{path} exists; nothing was written, choose another name") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error}; nothing was written, choose another place") from None
+    pos = 0
+    try:
+        for chunk in chunks:
+            file.write(pos, chunk)
+            pos += len(chunk)
+            on_written(pos)
+        file.sync()
+    except BaseException:
+        disk.remove(path)
+        raise
+    finally:
+        file.close()
 
 
 # ── follow ────────────────────────────────────────────────────────────────────────────────────────
@@ -336,7 +385,9 @@ ACK_MEANING = {
 
 
 def write(args: Namespace, screen: Screen) -> int:
-    """Write a record a line of standard input."""
+    """Write a record a line of standard input, or one record with --stream."""
+    if args.stream is not None:
+        return _write_stream(args, screen)
     with open_for_writing(args.dir, screen, create=args.create) as log:
         topic = _topic_to_write(log, args)
         durability, next_seq = topic.config.durability, topic.head_seq + 1
@@ -357,6 +408,40 @@ def write(args: Namespace, screen: Screen) -> int:
     else:
         fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": ACK_MEANING[durability]}
         screen.print_result(fields, describe_written(acked), *meant)
+    return 0
+
+
+def _write_stream(args: Namespace, screen: Screen) -> int:
+    """Write one record from a file or from standard input."""
+    if args.json_lines or args.acks:
+        raise BadInput("--stream is one record of bytes, without --json-lines and --acks; nothing was written")
+    total: int | None = None
+    chunks: Iterable[bytes]
+    if args.stream == "-":
+        source = stdin_source()
+        chunks = iter(lambda: source.read1(_STREAM_CHUNK_BYTES), b"")
+    else:
+        try:
+            file = PosixDisk().open(args.stream)
+            total = file.size()
+        except OSError as error:
+            raise BadInput(f"{args.stream} cannot be read: {error}; nothing was written, check the path") from None
+        chunks = (file.read(pos, _STREAM_CHUNK_BYTES) for pos in range(0, total, _STREAM_CHUNK_BYTES))
+    with open_for_writing(args.dir, screen, create=args.create) as log:
+        topic = _topic_to_write(log, args)
+        durability = topic.config.durability
+        with screen.progress_bar(f"writing to {args.topic}", total=total) as bar:
+
+            def counted() -> Iterator[bytes]:
+                done = 0
+                for chunk in chunks:
+                    yield chunk
+                    done += len(chunk)
+                    bar(done, total)
+
+            acked = screen.acked = topic.append_stream(counted(), tag=args.tag, node=args.node, key=args.key).seqs
+    fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": ACK_MEANING[durability]}
+    screen.print_result(fields, describe_written(acked), f"class {durability}: {ACK_MEANING[durability]}")
     return 0
 
 
@@ -534,7 +619,7 @@ def config(args: Namespace, screen: Screen) -> int:
 
 def _config_fields(config: TopicConfig) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.json.decode(config.to_json())
-    return fields
+    return fields | {name: getattr(config, name) for name in ADDED}
 
 
 def _format_value(value: object) -> str:
@@ -660,7 +745,14 @@ def _add_write(subcommands: Commands) -> None:
         "are one batch, written as a whole or not at all. The seqs are printed when all is written, and what\n"
         "their acks meant.",
         examples="printf 'hello\\nworld\\n' | tidelog topic write data greetings\n"
-        """echo '{"sku": "A", "qty": 1}' | tidelog topic write data orders --json-lines --class fsync --tag order-7""",
+        """echo '{"sku": "A", "qty": 1}' | tidelog topic write data orders --json-lines --class fsync --tag order-7\n"""
+        "tidelog topic write data videos --stream clip.mp4 --tag clip-1",
+    )
+    parser.add_argument(
+        "--stream",
+        metavar="FILE",
+        help="write this file (-: all of standard input) as one record of bytes, in constant memory, up to the topic's "
+        "max_record_bytes",
     )
     parser.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
     add_line_options(parser)
@@ -699,6 +791,20 @@ def _add_reads(subcommands: Commands) -> None:
     )
     _add_read_options(parser)
     parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many records at most")
+    parser = add_command(
+        subcommands,
+        "cat-record",
+        cat_record,
+        "DIR",
+        "TOPIC",
+        summary="print the data of one record, of any size",
+        description="Print the data of one record as it was written, in constant memory, or write it to a new file.\n"
+        "Every chunk of a large record is verified as it is read. Reads only; a writer may be at work.",
+        examples="tidelog topic cat-record data videos --seq 7 --output clip.mp4\n"
+        "tidelog topic cat-record data orders --seq 3",
+    )
+    parser.add_argument("--seq", type=parse_positive, required=True, metavar="N", help="the seq of the record")
+    parser.add_argument("--output", metavar="FILE", help="a file that does not exist yet, instead of standard output")
     parser = add_command(
         subcommands,
         "follow",

@@ -2,6 +2,8 @@
 
 `engine.py` owns the directory and its topics; `topic.py` is the public handle of a topic. Each operation is one
 module of functions over a `TopicState` (`topic_state.py`): `append`, `read`, `delete`, `retention`, `groups`.
+Streamed records of more than 256 KiB are files: `large_append` writes and `large_read` reads them, `blobs` knows which
+are needed.
 
     write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners
     read    read or json_pages -> topic_index -> memtable and segment
@@ -20,6 +22,7 @@ from tidelog.engine.gap_log import GapEntries, GapEntry
 from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
 from tidelog.engine.health import Corruption, HealthState, TaskState
 from tidelog.engine.json_pages import BulkScan, JsonPage
+from tidelog.engine.large_read import LargeData, RecordReader
 from tidelog.engine.queues import (
     AckResult,
     ClaimRequest,
@@ -68,11 +71,13 @@ __all__ = [
     "Job",
     "JsonPage",
     "Lag",
+    "LargeData",
     "Page",
     "Preview",
     "Queue",
     "QueueCounts",
     "Record",
+    "RecordReader",
     "RecoveryReport",
     "RedriveResult",
     "Shard",

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from tidelog.engine import batch_encoder, retention
-from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
+from tidelog.engine.batch_encoder import ArrowBatch, Batch, LargeBatch, MultiBatch
 from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import EngineContext
 from tidelog.engine.idempotency import PendingWrite
@@ -27,13 +27,14 @@ from tidelog.types import Buffer
 from tidelog.wal import Commit, CommitFuture, WalRange
 
 _KEY_BYTES_MAX = 256
-Records: TypeAlias = Batch | ArrowBatch | MultiBatch
+Records: TypeAlias = Batch | ArrowBatch | MultiBatch | LargeBatch
 
 
 class Append(Commit):
     """A staged batch on its way through the WAL."""
 
     __slots__ = (
+        "blob_id",
         "count",
         "data_bytes",
         "first",
@@ -73,6 +74,7 @@ class Append(Commit):
         self.may_use_reserve = topic.name.startswith(OWN)
         self.topic, self.first, self.count, self.ts_ms = topic, first, len(batch), ts_ms
         self.data_bytes, self.key = batch.weight, key
+        self.blob_id = batch.ref.blob_id if isinstance(batch, LargeBatch) else None
         self.needs_reservation = topic.config.durability == "disk"
         self.reserved_ceiling = 0  # the reservation that the ack makes durable
         self.pending_reservation: PendingReservation | None = None  # the one that a later sync completes
@@ -103,9 +105,14 @@ class Append(Commit):
                 if topic.is_dropped:
                     topic.quota.release(self.data_bytes)
                 else:
+                    if self.blob_id is not None:
+                        topic.blobs.add(self.first, self.blob_id)
                     self._publish()
             else:
                 topic.quota.release(self.data_bytes)
+                if self.blob_id is not None:  # the frame may be on disk all the same
+                    topic.dropped_blobs.append(self.blob_id)
+                    topic.mark_dirty()
             appended = Appended(
                 self.first,
                 last,
@@ -189,7 +196,7 @@ class DurableAppend(Append):
 
 
 def submit_write(
-    topic: TopicState, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
+    topic: TopicState, batch: Batch | ArrowBatch | LargeBatch, key: str | None = None, *, durable: bool = False
 ) -> CommitFuture[Appended]:
     """Expire records that are due, then stage a batch and return its future. The caller commits it, or wakes the writer
     thread. `durable`: the future completes when the batch is synced, in every class but `ephemeral`."""
@@ -201,7 +208,7 @@ def submit_write(
 
 
 def submit_append(
-    topic: TopicState, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False
+    topic: TopicState, batch: Batch | ArrowBatch | LargeBatch, key: str | None, *, durable: bool = False
 ) -> CommitFuture[Appended]:
     """Stage a batch and return its future. Raises before any seq is assigned."""
     check_idempotency_key(key)
@@ -223,14 +230,18 @@ def submit_batch(
     topic: TopicState, batch: Records, key: str | None, make_commit: Callable[..., Append] = Append
 ) -> CommitFuture[Appended]:
     """Admit a batch, assign its seqs and queue it. With the lock held, after `check_writable`."""
-    _check_topic_caps(topic, batch)
+    _check_topic_caps(topic, len(batch), batch.weight)
     topic.quota.acquire(batch.weight)
     try:
         first, ts_ms = topic.last_assigned_seq + 1, topic.next_timestamp_ms()
+        if topic.is_ephemeral and isinstance(batch, LargeBatch):
+            raise BadInput(f"{topic.name} is ephemeral and keeps no large records; nothing was written")
         if topic.is_ephemeral:
             return _append_ephemeral(topic, first, ts_ms, batch, key)
         commit = make_commit(topic, first, ts_ms, batch, key)
         topic.submit(commit)
+        if isinstance(batch, LargeBatch):
+            batch.is_staged = True
     except BaseException:
         topic.quota.release(batch.weight)
         raise
@@ -266,33 +277,42 @@ def _follow_pending_write(topic: TopicState, first: CommitFuture[Appended]) -> C
     return future
 
 
+def check_capacity(topic: TopicState, weight: int) -> None:
+    """Raise what a record of this many bytes would raise now, before its data is read."""
+    with topic.lock:
+        topic.check_writable()
+        _check_topic_caps(topic, 1, weight)
+        topic.quota.acquire(weight)
+        topic.quota.release(weight)
+
+
 def check_first_write(context: EngineContext, name: str, config: TopicConfig, batch: Records) -> None:
     """Raise what the first write to a topic that does not exist yet would raise."""
-    _check_caps(name, config, batch)
+    _check_caps(name, config, len(batch), batch.weight)
     context.quota.acquire(batch.weight)
     context.quota.release(batch.weight)
 
 
-def _check_caps(name: str, config: TopicConfig, batch: Records) -> None:
+def _check_caps(name: str, config: TopicConfig, records: int, weight: int) -> None:
     """Raise TooLarge for a write that would not fit an empty topic."""
     if config.discard == "reject":
         for cap, amount, unit in (
-            (config.cap_records, len(batch), "records"),
-            (config.cap_bytes, batch.weight, "bytes"),
+            (config.cap_records, records, "records"),
+            (config.cap_bytes, weight, "bytes"),
         ):
             if cap and amount > cap:
                 raise TooLarge(f"{name}: a write", size=amount, limit=cap, unit=unit)
 
 
-def _check_topic_caps(topic: TopicState, batch: Records) -> None:
+def _check_topic_caps(topic: TopicState, records: int, weight: int) -> None:
     """Raise TopicFull before a seq is assigned, for a topic that rejects writes above its caps."""
     config, index = topic.config, topic.index
     if config.discard != "reject":
         return
-    _check_caps(topic.name, config, batch)
+    _check_caps(topic.name, config, records, weight)
     for cap, used, amount in (
-        (config.cap_records, index.count + topic.staged_records, len(batch)),
-        (config.cap_bytes, index.bytes + topic.staged_bytes, batch.weight),
+        (config.cap_records, index.count + topic.staged_records, records),
+        (config.cap_bytes, index.bytes + topic.staged_bytes, weight),
     ):
         if cap and used + amount > cap:
             raise TopicFull(

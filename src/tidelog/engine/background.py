@@ -113,6 +113,17 @@ class CheckpointScheduler:
             if not final:
                 self._context.disk_reserve.restore()
 
+    def enable_large_records(self) -> None:
+        """Save a manifest, unless this process has: earlier versions, which would take the frame of a large record for
+        damage, refuse its format."""
+        if self.state.has_saved:
+            return
+        try:
+            self.checkpoint()
+        except IncompleteCheckpoint:  # it left out a topic; the manifest was saved
+            if not self.state.has_saved:
+                raise
+
     def _free_space_and_retry(self, *, final: bool) -> bool:
         """Retry a checkpoint on a full disk: first remove segments without live records, which needs no copies, then
         use as much of the reserve as it takes. Raises DiskFull where that is not enough. False: nothing to try."""

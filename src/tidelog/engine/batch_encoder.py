@@ -23,10 +23,11 @@ from tidelog.engine.config import EngineConfig
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 from tidelog.formats import batch as batches
 from tidelog.formats import batch as values
-from tidelog.formats import frame
+from tidelog.formats import frame, large_record
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats.batch import FrameBuffers, write_frames
 from tidelog.formats.frame import DURABLE, JSON, MORE
+from tidelog.formats.large_record import BlobRef
 
 # ── JSON text ─────────────────────────────────────────────────────────────────────────────────
 
@@ -334,6 +335,24 @@ class MultiBatch:
         return sum(map(len, self.parts))
 
 
+@dataclass(slots=True)
+class LargeBatch:
+    """One record whose data is in a blob, which is durable."""
+
+    ref: BlobRef
+    tag: bytes = b""
+    node: bytes = b""
+    meta: bytes = b""
+    is_staged: bool = False  # a frame that names the blob was handed to the WAL
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weight = self.ref.length + len(self.meta)
+
+    def __len__(self) -> int:
+        return 1
+
+
 def _sum_bytes(array: pa.Array) -> int:
     return pc.sum(pc.binary_length(array)).as_py() or 0
 
@@ -438,7 +457,7 @@ def encode_frames(
     topic_id: int,
     first_seq: int,
     ts_ms: int,
-    batch: Batch | ArrowBatch | MultiBatch,
+    batch: Batch | ArrowBatch | MultiBatch | LargeBatch,
     *,
     durable: bool,
     chained: bool = False,
@@ -451,6 +470,11 @@ def encode_frames(
             first_seq += len(each)
         return out
     base_flags = (DURABLE if durable else 0) | (MORE if chained else 0)
+    if isinstance(batch, LargeBatch):
+        ref, tag, node, meta = batch.ref, batch.tag, batch.node, batch.meta
+        return [
+            large_record.encode_frame(topic_id, first_seq, ts_ms, ref, tag=tag, node=node, meta=meta, flags=base_flags)
+        ]
     if isinstance(batch, ArrowBatch):
         flags = base_flags | (JSON if batch.json else 0)
         return batches.encode_arrow(

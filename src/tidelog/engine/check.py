@@ -7,6 +7,7 @@
              .foot       its checksum, and its totals of the data
              .tag        byte for byte what the data gives, if there is one
              .del        its checksum, and the live records that the snapshot counts
+             blobs/      every chunk of every blob that a live record names
     all of it            without damage, opening the directory read-only must report none either
 
 Damage is what no crash leaves; notes are what the next start repairs. A writer may be active: damage is verified
@@ -29,17 +30,21 @@ from tidelog.commitlog.segment import MmapReader, map_file
 from tidelog.disk.durability import read_file
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import manifest
+from tidelog.engine import blobs, manifest
 from tidelog.engine.config import OWN
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
+from tidelog.engine.large_read import BlobReader
 from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
+from tidelog.engine.memtable import MemTable
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
 from tidelog.engine.segment import CODEC, format_file_name, parse_file_name
 from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, SegmentKey, encode_tag_index
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from tidelog.formats import frame, scan, sealed_segment, segment_index, tag_index
+from tidelog.formats import frame, large_record, scan, sealed_segment, segment_index, tag_index
+from tidelog.formats.large_record import BlobRef
 from tidelog.formats.rows import Rows, ScanResult
 from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer
@@ -100,6 +105,7 @@ def run_check_task(task: CheckTask, *, disk: Disk | None = None) -> CheckResult:
     results: list[tuple[Finding, SegmentKey | None]] = []
     for topic, row in task.segments:
         findings = SegmentCheck(disk, topic_directory(task.path, topic.id), topic, row).findings()
+        findings = [each for each in findings if each.kind != "blob" or not _was_record_removed(disk, task.path, each)]
         results += [
             (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base, row.generation))
             for finding in findings
@@ -229,12 +235,69 @@ class DirectoryCheck:
             return [Finding("start", ".", None, str(error))]
         counts = [topic.index.count for name, topic in opened.topics.items() if not name.startswith(OWN)]
         self.topics, self.records = len(counts), sum(counts)
-        return [Finding("start", ".", None, reason) for reason in opened.report.damage]
+        findings = [Finding("start", ".", None, reason) for reason in opened.report.damage]
+        for topic in opened.topics.values():
+            findings += [each._replace(file=_relative(self._root, each.file)) for each in _check_wal_blobs(topic)]
+            findings += self._find_blob_leftovers(topic)
+        return findings
+
+    def _find_blob_leftovers(self, topic: TopicState) -> Iterator[Finding]:
+        directory = blobs.blobs_directory(topic.directory)
+        for name in blobs.find_unnamed(self._list_dir(directory), {blob_id for _, blob_id in topic.blobs}):
+            reason = "no live record names it: of a write that is under way or did not finish, or of a removed record"
+            yield Finding("leftover", _relative(self._root, join(directory, name)), None, reason, False)
 
     def _list_dir(self, path: str) -> list[str]:
         with suppress(FileNotFoundError, NotADirectoryError):
             return self._disk.list_dir(path)
         return []
+
+
+def find_blob_fault(disk: Disk, path: str, ref: BlobRef) -> tuple[int | None, str] | None:
+    """Read a blob and return where it is not what was written, and why; None: every chunk verifies."""
+    try:
+        reader = BlobReader(disk, path, ref)
+        try:
+            for _ in reader.chunks():
+                pass
+        finally:
+            reader.close()
+        if (stat := disk.stat(path)) is not None and stat.size != ref.file_bytes:
+            return min(stat.size, ref.file_bytes), f"it has {stat.size} bytes, {ref.file_bytes} were written"
+    except FileNotFoundError:
+        return None, "the file is missing"
+    except (Corrupt, NewerFormat, OSError) as error:
+        return _describe_error(error)
+    return None
+
+
+def _check_blobs(disk: Disk, directory: str, topic: str, rows: Rows) -> Iterator[Finding]:
+    """Check the blobs of these live records."""
+    for place in () if rows.blob_bytes is None else np.flatnonzero(rows.blob_bytes).tolist():
+        ref, seq = large_record.read_ref(rows.buf, int(rows.frame_pos[place])), int(rows.seq[place])
+        path = blobs.blob_path(directory, ref.blob_id)
+        if (fault := find_blob_fault(disk, path, ref)) is not None:
+            yield Finding("blob", path, fault[0], fault[1], True, topic, range(seq, seq + 1))
+
+
+def _check_wal_blobs(topic: TopicState) -> Iterator[Finding]:
+    """Check the blobs of live records that no segment has yet."""
+    index = topic.index
+    for part, first, stop in index.slices(index.earliest, index.head + 1) if len(topic.blobs) else ():
+        if isinstance(part, MemTable) and (part.entries()["flags"] & segment_index.LARGE).any():
+            rows, deleted = part.reader(first, stop, 1 << 62)().rows, part.deleted_mask()
+            if deleted is not None:
+                rows = rows.take(np.flatnonzero(~deleted[rows.seq - part.base]))
+            yield from _check_blobs(topic.context.disk, topic.directory, topic.name, rows)
+
+
+def _was_record_removed(disk: Disk, root: str, finding: Finding) -> bool:
+    """Whether a writer has removed the record of a damaged blob since the check began."""
+    loaded, _ = _load_manifests(disk, root)
+    match = blobs.BLOB_FILE_PATTERN.fullmatch(finding.file.rpartition("/")[2])
+    assert match is not None, "the file of a blob"
+    named = (blobs.ids_of_row(row.blobs) for row in loaded.manifest.topics if row.name == finding.topic)
+    return not any(int(match[1], 16) in ids for ids in named)
 
 
 def _relative(root: str, path: str) -> str:
@@ -401,6 +464,7 @@ class SegmentCheck:
             topic,
             row,
         )
+        self._directory = directory
         self._entries = (row.stop - row.base) * segment_index.ENTRY_BYTES
         self._found: list[Finding] = []
 
@@ -426,6 +490,7 @@ class SegmentCheck:
         if not faults:
             self._check_index_and_counts(scanned.rows, index, deleted)
             self._check_tag_index(scanned.rows, has_footer=foot is not None)
+            self._check_blobs(scanned.rows, deleted)
         return self._found
 
     def _add_finding(
@@ -474,6 +539,16 @@ class SegmentCheck:
             except (Corrupt, NewerFormat) as error:
                 pos, reason = _describe_error(error)
             self._add_finding("tags", pos, f"{reason}; {_NOTHING_LOST}")
+
+    def _check_blobs(self, rows: Rows, deleted: NDArray[np.bool_] | None) -> None:
+        """Check the blobs of its live records."""
+        if rows.blob_bytes is None:
+            return
+        live = rows.seq >= self._topic.earliest
+        if deleted is not None:
+            live &= ~deleted[rows.seq - self._row.base]
+        live_rows = rows.take(np.flatnonzero(live))
+        self._found += _check_blobs(self._disk, self._directory, self._topic.name, live_rows)
 
     def _read_deletions(self) -> NDArray[np.bool_] | None:
         """Return the deleted positions; None if they are unknown."""
@@ -556,7 +631,7 @@ class SegmentCheck:
             self._add_finding("counts", None, f"times are {times}, the snapshot says {(row.first_ts, row.last_ts)}")
         if deleted is None:
             return
-        sizes = rows.record_bytes()
+        sizes = rows.total_bytes()
         live, live_bytes = int((~deleted).sum()), int(sizes[~deleted].sum())
         reason = f"{live} records of {live_bytes} bytes are live, the snapshot counts {row.live} of {row.live_bytes}"
         if live < row.live:

@@ -9,7 +9,7 @@
        the gap log has rows for every removal that 3 and 5 reflect: replay may not find it again
     4  a CheckpointMark into every shard, synced
     5  the rows of these topics as a delta of the manifest, one file: from here on it is valid
-    6  files that neither of the two newest manifests needs are removed
+    6  files that neither of the two newest manifests needs are removed, blobs of removed records among them
 
 An error before 5 leaves the previous manifest valid and complete: files it names are only appended to. Writers
 continue throughout; each topic is locked to plan, never for I/O.
@@ -38,7 +38,7 @@ from tidelog.commitlog.codec import SegmentContent
 from tidelog.commitlog.segment import MmapReader
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
 from tidelog.disk.interface import File, join
-from tidelog.engine import groups, idempotency, retention
+from tidelog.engine import blobs, groups, idempotency, retention
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.manifest import GroupRow, ManifestStore, Positions, QueueRow, TopicEntry, TopicRow
 from tidelog.engine.memtable import MemTable
@@ -65,6 +65,7 @@ class CheckpointState:
     files_to_remove: list[str] = field(default_factory=list)  # named by neither
     old_layout_shards: tuple[GroupRow, ...] = ()  # of an earlier shard count, replayed and not written any more
     needs_checkpoint: bool = False  # before anything is written: replay must not start where it did
+    has_saved: bool = False  # this process has saved a manifest, which versions without large records refuse
 
     @property
     def manifest_number(self) -> int:
@@ -127,6 +128,7 @@ def _run_checkpoint(
     entries: list[TopicEntry] = []
     files_to_remove: list[str] = []
     written: list[TopicState] = []
+    removed_blobs: dict[TopicState, int] = {}
     freed: set[TopicState] = set()  # left out, except for segments without live records
     for topic in topics:
         if topic in failed:
@@ -158,6 +160,8 @@ def _run_checkpoint(
             for base, generation in topic.unnamed_segments
             for suffix in SEGMENT_SUFFIXES
         ]
+        removed_blobs[topic] = len(topic.dropped_blobs)
+        files_to_remove += [blobs.blob_path(topic.directory, blob_id) for blob_id in topic.dropped_blobs]
         written.append(topic)
     if failed and not written:
         context.dirty_topics.update(topics)
@@ -175,12 +179,14 @@ def _run_checkpoint(
         new_positions = _keep_old_positions(context, state, new_positions, failed)
     old_positions = state.shard_positions
     state.store.save(entries, dropped | context.dropped_ids, new_positions, final=final)
+    state.has_saved = True
     context.dropped_ids -= dropped | context.dropped_ids
     for topic in written:
         manager.on_manifest_saved(topic)
         with topic.lock:  # a rewrite may have added files that this manifest still names
             unnamed = topic.unnamed_segments
             topic.dropped_segments = [files for files in topic.dropped_segments if files not in unnamed]
+            del topic.dropped_blobs[: removed_blobs[topic]]  # commits that failed meanwhile have added more
     state.files_to_remove, state.files_to_remove_next = (
         [*state.files_to_remove, *state.files_to_remove_next],
         files_to_remove,
@@ -582,6 +588,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
         snapshot = topic.forwarder_snapshot
         head = min([*(base - 1 for base in unsaved), index.head, *([snapshot.head] if snapshot else [])])
         marks = index.watermarks.clamp_to(head)
+        topic.dropped_blobs += topic.blobs.take_removed(index, head)
         row = TopicRow(
             topic.id,
             topic.name,
@@ -604,6 +611,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             writers=idempotency.encode_producers(topic.producers.batches, head),
             wired=snapshot.applied_router_frame if snapshot else topic.applied_router_frame,
             trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trimmed_ranges if lo <= head),
+            blobs=topic.blobs.to_row(head),
         )
         keys = topic.producers.keys.persistent_keys()
     if keys:

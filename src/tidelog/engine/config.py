@@ -1,7 +1,7 @@
 """Settings of a topic and of an engine. Nothing here reads the environment.
 
-A topic's config is the object of the wire contract: 17 keys in one order, always all of them, followed by
-`consistency` where it is strong. Callers give some of the fields; the stored config is complete. Rules, in order of
+A topic's config is the object of the wire contract: 17 keys in one order, always all of them, followed by those of
+`ADDED` that are not the default. Callers give some of the fields; the stored config is complete. Rules, in order of
 authority:
 
   1. An unknown key is refused, with the nearest known one: a misspelt cap would keep everything.
@@ -36,7 +36,9 @@ KEYS: Final = (  # the order of the contract
     *("auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries"),
     *("dead_letter", "leases_durable"),
 )
-ADDED: Final = ("consistency",)  # keys beside the contract's: written only if not the default
+_ADDED_DEFAULTS: Final = {"consistency": "eventual", "max_record_bytes": 1 << 20}
+ADDED: Final = tuple(_ADDED_DEFAULTS)  # keys beside the contract's: written only if not the default
+MAX_RECORD_BYTES_MAX: Final = (1 << 32) - 1  # 4 GiB less one byte: an index has 32 bits for a length
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
@@ -127,7 +129,12 @@ class TopicConfig:
     """What readers see. `eventual`: what is acked. `strong`: what survives a power cut; needs the class
     `disk` or `fsync`."""
 
+    max_record_bytes: int = 1 << 20
+    """Data of one streamed record, up to 4 GiB less one byte. Other writes are bounded by the engine's
+    `record_bytes_max`."""
+
     def __post_init__(self) -> None:
+        _check_int("max_record_bytes", self.max_record_bytes, 1, MAX_RECORD_BYTES_MAX)
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         for name in _COUNT_FIELDS:
@@ -167,8 +174,7 @@ class TopicConfig:
         """Encode all 17 keys in the contract's order, then ours that are not the default, without spaces: the same
         config gives the same bytes."""
         fields = {name: getattr(self, name) for name in KEYS}
-        if self.consistency != "eventual":
-            fields["consistency"] = self.consistency
+        fields |= {name: getattr(self, name) for name in ADDED if getattr(self, name) != _ADDED_DEFAULTS[name]}
         return msgspec.json.encode(fields)
 
     @classmethod

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from tidelog.clock import Clock
 from tidelog.disk.interface import Disk, join
+from tidelog.engine.blobs import BlobIds
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.health import BACKGROUND_TASKS, HealthMonitor
 from tidelog.engine.segment import MmapCache, SegmentFiles, SizeCount
@@ -333,6 +334,8 @@ class EngineContext:
     dirty_topics: set[TopicState] = field(default_factory=set)  # changed since their row of the manifest was built
     has_reservations: bool = False  # rows of the manifest reserve seqs, which a close gives back
     dropped_ids: set[int] = field(default_factory=set)  # of topics that recovery did not find again
+    enable_large_records: Callable[[], None] = lambda: None  # set by the engine; called before the first large record
+    blob_ids: BlobIds = field(init=False)
     disk_reserve: DiskReserve = field(init=False)
     removals: PendingRemovals = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -341,6 +344,7 @@ class EngineContext:
     def __post_init__(self) -> None:
         self.removals = PendingRemovals(enabled=self.limits.ledger_records > 0)
         self.health = HealthMonitor(self.root, self.now_ms, BACKGROUND_TASKS)
+        self.blob_ids = BlobIds(self.now_ms)
         self.disk_reserve = DiskReserve(self.disk, join(self.root, WAL_DIR))
 
     def closed_error(self, undone: str) -> Closed | Forked:

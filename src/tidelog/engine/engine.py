@@ -123,6 +123,7 @@ class Engine:
         self._rewriter = Rewriter(self._context, self._checkpoints.urgency.wait)
         if self._context.shards:
             self._context.rewriter = self._rewriter
+        self._context.enable_large_records = self._checkpoints.enable_large_records
         for topic in self._topics.values() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()

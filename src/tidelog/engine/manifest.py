@@ -147,6 +147,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     wired: int = 0  # router frames up to this number are part of the row
     trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) of records that a router's source lost
     keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, time of the ack in ms
+    blobs: bytes = b""  # of large records: seq and blob, as pairs of u64
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

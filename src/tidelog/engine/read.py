@@ -35,14 +35,15 @@ from tidelog.engine import retention, topic_index
 from tidelog.engine.batch_encoder import check_int, from_json, is_utf8_text
 from tidelog.engine.config import Durability
 from tidelog.engine.context import WAL_DIR, EngineContext
+from tidelog.engine.large_read import LargeData, RecordReader, open_blob
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import BadInput, Corrupt, Error, GapFound, Unavailable
+from tidelog.errors import BadInput, Corrupt, Error, GapFound, RecordNotFound, Unavailable
+from tidelog.formats import large_record, segment_index
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats import rows as columns_of
-from tidelog.formats import segment_index
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_arrow, to_binary_array
 from tidelog.wal import Shard, paths
@@ -465,12 +466,13 @@ def read_page(
     check_int("limit", limit, 1, SEQ_MAX)
     check_int("bytes_max", bytes_max, 1, SEQ_MAX)
     scan = TopicScan(topic, from_seq, nodes, strong=strong)
-    records = [record for chunk in scan.iter_chunks(limit, bytes_max) for record in chunk_records(chunk)]
+    records = [record for chunk in scan.iter_chunks(limit, bytes_max) for record in chunk_records(topic, chunk)]
     retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
     return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
-def chunk_records(chunk: RecordChunk) -> list[Record]:
+def chunk_records(topic: TopicState, chunk: RecordChunk) -> list[Record]:
+    """Return the records of a chunk as objects; the data of a large one is a LargeData."""
     rows, json = chunk.rows, chunk.json
     if not len(rows):
         return []
@@ -482,6 +484,9 @@ def chunk_records(chunk: RecordChunk) -> list[Record]:
             datas = [from_json(data) if is_json else data for data, is_json in zip(datas, json.tolist(), strict=True)]
     except msgspec.DecodeError as error:
         raise Corrupt("a record", pos=0, reason=f"its checksum is valid, but it is not JSON: {error}") from None
+    for place in () if rows.blob_bytes is None else np.flatnonzero(rows.blob_bytes).tolist():
+        ref = large_record.read_ref(rows.buf, int(rows.frame_pos[place]))
+        datas[place] = LargeData(topic, int(rows.seq[place]), ref)
     columns = [rows.seq.tolist(), (rows.ts_us // 1000).tolist(), datas]
     if rows.node is None and rows.tag is None and rows.meta is None:
         return list(map(Record, *columns))
@@ -504,6 +509,27 @@ def _decode_text(name: bytes) -> str:
 def _optional_values(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> list[Any]:
     """Return the values of an optional column."""
     return [None] * len(rows) if span is None else [decode(v) if v else None for v in copy_values(rows.buf, span)]
+
+
+def find_record(topic: TopicState, seq: int, *, strong: bool = False) -> RecordChunk:
+    """Return one record as a chunk. Raises RecordNotFound."""
+    check_int("seq", seq, 1, SEQ_MAX)
+    scan = TopicScan(topic, seq - 1, frozenset(), strong=strong)
+    if scan.cursor == seq - 1:
+        for chunk in scan.iter_chunks(1):
+            if len(chunk.rows) and int(chunk.rows.seq[0]) == seq:
+                return chunk
+            break
+    retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
+    raise RecordNotFound(topic.name, seq=seq, earliest_seq=scan.earliest, head_seq=scan.head)
+
+
+def open_record(topic: TopicState, seq: int, *, strong: bool = False) -> RecordReader:
+    """Open the data of a record as a file: from its blob, or from memory where it is not large."""
+    rows = find_record(topic, seq, strong=strong).rows
+    if rows.blob_bytes is not None and rows.blob_bytes[0]:
+        return open_blob(topic, seq, large_record.read_ref(rows.buf, int(rows.frame_pos[0])))
+    return RecordReader.from_bytes(copy_values(rows.buf, rows.data)[0])
 
 
 def read_table(

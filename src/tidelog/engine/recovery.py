@@ -43,8 +43,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.disk.interface import Disk, File, join
-from tidelog.engine import delete, groups, idempotency, manifest
+from tidelog.engine import blobs, delete, groups, idempotency, manifest
 from tidelog.engine import groups as cursors
+from tidelog.engine.blobs import BlobTable
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Removal, RemovalCause
 from tidelog.engine.manifest import LoadedManifest, Manifest, TopicRow
@@ -56,11 +57,9 @@ from tidelog.engine.segment import Segment
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, TopicState
 from tidelog.errors import Corrupt, Damaged
-from tidelog.formats import control_frames, frame, scan, segment_index
+from tidelog.formats import control_frames, frame, large_record, scan, segment_index
 from tidelog.formats.control_frames import Body
 from tidelog.formats.frame import (
-    APPEND,
-    APPEND_BATCH,
     CONFIG_UPDATE,
     HEAD_WATERMARK,
     LEASE,
@@ -125,7 +124,7 @@ class ShardContents:
             contents.is_dropped = contents.is_dropped or bool((kinds == TOPIC_DELETE).any())
             if (kinds == HEAD_WATERMARK).any():
                 contents.last_reserved = window.losses_before
-            seqs = headers["seq"][(kinds == APPEND) | (kinds == APPEND_BATCH)]
+            seqs = headers["seq"][frame.are_records(headers)]
             if len(seqs):
                 first = int(seqs.min())
                 contents.first = first if contents.first is None else min(contents.first, first)
@@ -165,7 +164,7 @@ class _DroppedTopic:
             body = _decode_control_frame(window, number)
             assert isinstance(body, control_frames.TopicDelete), "by its kind"
             self.name, self.ts_ms = body.name, int(window.headers["ts_ms"][number])
-        written = numbers[(kinds == APPEND) | (kinds == APPEND_BATCH)]
+        written = numbers[frame.are_records(window.headers[numbers])]
         if not len(written):
             return
         rows = scan.decode_records(window.buf, window.frame_pos[written], window.headers[written])
@@ -173,7 +172,7 @@ class _DroppedTopic:
         if is_new.any():
             self.records, self.size = (
                 self.records + int(is_new.sum()),
-                self.size + int(rows.record_bytes()[is_new].sum()),
+                self.size + int(rows.total_bytes()[is_new].sum()),
             )
             self.last = int(rows.seq.max())
 
@@ -334,7 +333,7 @@ class TopicReplayer:
             self._note_config_loss(topic, run.losses, window.losses_before)
         kinds = window.headers["kind"][numbers]
         is_key = kinds == WRITE_KEY
-        is_record = (kinds == APPEND) | (kinds == APPEND_BATCH) | is_key  # keyed writes are one run
+        is_record = frame.are_records(window.headers[numbers]) | is_key  # keyed writes are one run
         edges = (np.flatnonzero(is_record[1:] != is_record[:-1]) + 1).tolist()
         for lo, hi in pairwise([0, *edges, len(kinds)]):
             if is_record[lo]:
@@ -411,8 +410,10 @@ class TopicReplayer:
         if not len(new):
             return
         skip = int(new[0])  # seqs ascend, so known records come first
+        if rows.blob_bytes is not None:
+            _add_blobs(topic, rows.slice(int(starts[skip]), len(rows)))
         weights = np.zeros(len(rows) + 1, np.int64)
-        rows.record_bytes().cumsum(out=weights[1:])
+        rows.total_bytes().cumsum(out=weights[1:])
         ends = starts_at + headers["frame_len"].astype(np.int64) + 4
         ends_batch = (headers["flags"] & MORE) == 0  # last frame of a batch
         jumps_after = np.ones(len(starts_at), np.bool_)
@@ -472,6 +473,21 @@ class TopicReplayer:
         return self._file
 
 
+def _add_blobs(topic: TopicState, rows: Rows) -> None:
+    """Add the blobs of replayed records to the table of their topic."""
+    assert rows.blob_bytes is not None, "there are large records"
+    for place in np.flatnonzero(rows.blob_bytes).tolist():
+        topic.blobs.add(int(rows.seq[place]), large_record.read_ref(rows.buf, int(rows.frame_pos[place])).blob_id)
+
+
+def _report_missing_blobs(topic: TopicState, report: RecoveryReport) -> None:
+    for blob in blobs.find_missing(topic):
+        reason = f"the data of record {blob.seq} is missing; other records are served"
+        topic.add_damage(f"{blob.path}: {reason}")
+        report.damage.append(f"{topic.name}: {blob.path}: {reason}")
+        topic.report_corruption(blob.path, reason)
+
+
 def provisional_name(topic_id: int) -> str:
     """The name of a topic whose own is lost."""
     return f"recovered-{topic_id:08X}"
@@ -481,7 +497,7 @@ def _decode_control_frame(window: FrameWindow, number: int) -> Body | None:
     """Decode a control frame; None for records."""
     parsed = frame.read_frame(window.buf, int(window.frame_pos[number]), len(window.buf), check=False)
     assert isinstance(parsed, frame.Frame), "replay yields valid frames only"
-    if parsed.kind in (APPEND, APPEND_BATCH):
+    if frame.is_record(parsed.kind):
         return None
     return control_frames.decode(parsed.kind, memoryview(window.buf)[parsed.data_pos : parsed.data_end])
 
@@ -555,13 +571,12 @@ def _announced_seq(body: Body | None) -> int:
 def _records_follow(window: FrameWindow, rest: Ints, first: int) -> bool:
     """Whether the records from `first` on are there. They are one chain, complete or absent, in the same window."""
     header = window.headers[rest[0]] if len(rest) else None
-    return header is not None and int(header["kind"]) in (APPEND, APPEND_BATCH) and int(header["seq"]) == first
+    return header is not None and frame.is_record(int(header["kind"])) and int(header["seq"]) == first
 
 
 def _seq_before_next(window: FrameWindow, rest: Ints) -> int:
     """Return the seq before the next record of a topic; 0 if the window has none."""
-    kinds = window.headers["kind"][rest]
-    next_record = rest[(kinds == APPEND) | (kinds == APPEND_BATCH)][:1]
+    next_record = rest[frame.are_records(window.headers[rest])][:1]
     return int(window.headers["seq"][next_record[0]]) - 1 if len(next_record) else 0
 
 
@@ -635,6 +650,8 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
         if topic.recovery.lost_ranges:
             report.lost_seqs[topic.name] = topic.recovery.lost_ranges
         _finish_topic(topic, report, writable=writable)
+        context.blob_ids.skip_to(topic.blobs.last_id)
+        _report_missing_blobs(topic, report)
     for place in missing:
         if not place.topic.is_dropped:  # a drop removes files before the next manifest
             place.topic.report_corruption(place.where, place.reason)
@@ -687,6 +704,7 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
     topic.groups = {group.group: GroupCursorState(group.seq, group.ts_ms, group.hold_bytes) for group in row.consumers}
     topic.had_retention_hold = topic.persists_floors = row.guarded
     topic.producers.batches = idempotency.decode_producers(row.writers)
+    topic.blobs = BlobTable.from_row(row.blobs)
     idempotency.restore_keys(topic.producers.keys, row.keys, context.clock)
     topic.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
     try:

@@ -18,7 +18,7 @@ class Record(NamedTuple):
 
     seq: int
     ts_ms: int  # when it was committed, milliseconds since the epoch
-    data: Any  # bytes if bytes went in, else the JSON value
+    data: Any  # bytes if bytes went in, a LargeData if they were streamed and are many, else the JSON value
     tag: str | None = None
     node: str | None = None
     meta: dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class TopicInfo:
 
 
 FindingKind: TypeAlias = (  # what a finding of a check is about
-    Literal["snapshot", "wal", "data", "index", "footer", "tags", "deletions", "counts", "start", "leftover"]
+    Literal["snapshot", "wal", "data", "index", "footer", "tags", "deletions", "counts", "blob", "start", "leftover"]
     | Literal["channel", "messages", "cursor"]  # of channels, checked by `channels/store.py`
 )
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, of how much

@@ -416,7 +416,7 @@ class _SegmentRewrite:
         """Let the topic use the new files. With the lock held."""
         topic, old, parts = self.topic, self.segment, self.topic.index.parts
         deleted = dead | dead_records(topic, old)  # with deletions that came meanwhile
-        sizes = before.record_bytes()
+        sizes = before.total_bytes()
         new = Segment(
             old.files,
             old.base,

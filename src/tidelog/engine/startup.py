@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace as replaced
-from itertools import chain
 from typing import Any, NamedTuple
 
 from tidelog.addresses import check_path
@@ -21,7 +20,7 @@ from tidelog.disk.durability import DISK_FULL_ERRNOS, WriteLatch, remove_if_exis
 from tidelog.disk.interface import Disk, Lock, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.process import processor_count
-from tidelog.engine import gap_log, manifest, producer_batches
+from tidelog.engine import blobs, gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
@@ -284,10 +283,15 @@ def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
 def _remove_unnamed_files(
     context: EngineContext, live: dict[int, TopicState], loaded: LoadedManifest, report: RecoveryReport
 ) -> None:
-    """Remove segment files that neither of the two newest manifests names. Files with other names stay."""
+    """Remove segment files that neither of the two newest manifests names, and blobs that the WAL does not name either.
+    Files with other names stay."""
     disk, topics = context.disk, join(context.root, TOPICS_DIR)
-    rows = chain(loaded.manifest.topics, loaded.rows_before())
+    rows = [*loaded.manifest.topics, *loaded.rows_before()]
     named = {(row.id, segment.base, segment.generation) for row in rows for segment in row.segments}
+    blobs_in_manifests: dict[int, set[int]] = {}
+    for row in rows:
+        if row.blobs:
+            blobs_in_manifests.setdefault(row.id, set()).update(blobs.ids_of_row(row.blobs))
     for name in disk.list_dir(topics):
         match = _TOPIC_DIR_PATTERN.fullmatch(name)
         if match is None:
@@ -307,6 +311,13 @@ def _remove_unnamed_files(
             report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
         if stale:
             disk.sync_dir(directory)
+        named_blobs = {blob_id for _, blob_id in live[topic_id].blobs}
+        needed_blobs = blobs_in_manifests.get(topic_id, set())
+        if unneeded := sorted(needed_blobs - named_blobs):
+            live[topic_id].dropped_blobs += unneeded  # the next checkpoints remove them
+            context.dirty_topics.add(live[topic_id])
+        swept = blobs.sweep(disk, directory, named_blobs | needed_blobs)
+        report.swept += [f"{TOPICS_DIR}/{name}/{file}" for file in swept]
     manifest.remove_temporary_files(disk, context.root)
 
 
@@ -319,6 +330,7 @@ def remove_topic_files(disk: Disk, directory: str) -> None:
     if renamed != directory:
         disk.rename(directory, renamed)
         disk.sync_dir(directory.rpartition("/")[0])
+    blobs.remove_directory(disk, renamed)
     for name in disk.list_dir(renamed):
         if parse_file_name(name):
             remove_if_exists(disk, join(renamed, name))

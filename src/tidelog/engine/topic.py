@@ -3,19 +3,33 @@ from any thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import pyarrow as pa
 
 from tidelog.disk.process import DEFER_SIGNALS, defer_signals_in
-from tidelog.engine import append, batch_encoder, delete, json_pages, producer_batches, read, retention, segment_listing
+from tidelog.engine import (
+    append,
+    batch_encoder,
+    blobs,
+    delete,
+    json_pages,
+    large_append,
+    producer_batches,
+    read,
+    retention,
+    segment_listing,
+)
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
+from tidelog.engine.blobs import BlobFile
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
 from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.json_pages import BulkScan, JsonPage
+from tidelog.engine.large_append import StreamedAppend
+from tidelog.engine.large_read import RecordReader
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult, redrive_records
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
@@ -25,9 +39,10 @@ from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.segment_listing import SegmentFile, SegmentList
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import NotAQueue
+from tidelog.errors import BadInput, NotAQueue
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
+from tidelog.types import Buffer
 from tidelog.wal import CommitFuture, Shard
 
 
@@ -72,6 +87,23 @@ class TopicOperations:
         """`append` of a prepared batch, without waiting and without waking the writer thread. Blocks if records have
         to expire first (`needs_expiry`). `durable`: as for `append.submit_write`."""
         return append.submit_write(self._state, batch, key, durable=durable)
+
+    def begin_stream(
+        self,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+        length: int | None = None,
+        durable: bool = False,
+    ) -> StreamedAppend:
+        """Begin a streamed record; `length`, if it is known, is checked at once. Its methods block on the disk."""
+        return StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key, length=length, durable=durable)
+
+    def blob_files(self) -> list[BlobFile]:
+        """List the blob files of its live large records, by seq."""
+        return blobs.list_blob_files(self._state)
 
     @property
     def needs_expiry(self) -> bool:
@@ -127,6 +159,12 @@ class TopicOperations:
     def check_strong_supported(self) -> None:
         """Raise BadInput where strong reads are impossible: the topic's class does not survive a power cut."""
         read.check_strong_durability(self._state.name, self._state.config.durability)
+
+
+def _commit(future: CommitFuture[Appended]) -> Appended:
+    with DEFER_SIGNALS:
+        future.try_commit()
+    return future.wait()
 
 
 def topic_operations(topic: Topic) -> TopicOperations:
@@ -247,6 +285,55 @@ class Topic:
         self._state.shard.wake_writer()
         return future
 
+    @overload
+    def append_stream(
+        self,
+        chunks: Iterable[Buffer],
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Appended: ...
+
+    @overload
+    def append_stream(
+        self,
+        chunks: AsyncIterable[Buffer],
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Coroutine[Any, Any, Appended]: ...
+
+    def append_stream(
+        self,
+        chunks: Iterable[Buffer] | AsyncIterable[Buffer],
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Appended | Coroutine[Any, Any, Appended]:
+        """Write one record of bytes from chunks, without keeping it in memory; from an async iterable, await the
+        result.
+
+        The record has at most `max_record_bytes` of the topic's config. A stream that is longer (TooLarge), breaks off
+        (StreamBroken) or meets a disk error is rolled back: nothing is visible. What readers get in `data` of a record
+        above 256 KiB is a LargeData, whose `open` returns the bytes as a file.
+        """
+        if not isinstance(chunks, AsyncIterable):
+            if isinstance(chunks, bytes | bytearray | memoryview | str) or not isinstance(chunks, Iterable):
+                raise BadInput(
+                    f"append_stream takes an iterable of bytes, not {type(chunks).__name__}; nothing was written, "
+                    "use append for a value that is in memory"
+                )
+            stream = StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key)
+            return _commit(large_append.append_stream(stream, chunks, self.name))
+        stream = StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key)
+        return large_append.append_stream_async(stream, chunks, self.name, _commit)
+
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
         """Write the rows of a table as one batch: a column `data` (binary or text), and optionally `tag`, `node`,
         `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are ignored."""
@@ -363,6 +450,12 @@ class Topic:
         return read.wait_for_page(
             self._state, from_seq, limit, read.parse_nodes(node), bytes_max, timeout, strong=strong
         )
+
+    def open_record(self, seq: int, *, strong: bool = False) -> RecordReader:
+        """Open the data of one record as a binary file: `read`, `readinto`, `seek`; bytes as they were written, or JSON
+        text. Of a large record every chunk is verified as it is read. Raises RecordNotFound. `strong`: as for
+        `read`."""
+        return read.open_record(self._state, seq, strong=strong)
 
     def follow(
         self,

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Final
 from tidelog.clock import Clock
 from tidelog.disk import process
 from tidelog.disk.interface import File
+from tidelog.engine.blobs import BlobTable
 from tidelog.engine.config import OWN, TopicConfig
-from tidelog.engine.context import EngineContext, Quota, RemovalCause
+from tidelog.engine.context import EngineContext, Quota, RemovalCause, topic_directory
 from tidelog.engine.idempotency import ProducerState
 from tidelog.engine.memtable import BatchStats, MemTable
 from tidelog.engine.results import Appended, TopicInfo
@@ -223,11 +224,18 @@ class TopicState:
         self.router_recovery: RouterRecovery | None = None  # replayed router frames, until the routers are linked
         self.hops = HopCounts()
         self.forwarder_snapshot: ForwarderSnapshot | None = None  # for the checkpoint in progress
+        self.blobs = BlobTable()  # of its large records
+        self.dropped_blobs: list[int] = []  # blobs without a record that a manifest or the WAL may still name
         # Base and generation of segment files that the index no longer uses and a manifest may still name.
         self.dropped_segments: list[tuple[int, int]] = []
         self.unnamed_segments: list[tuple[int, int]] = []  # those of them that the row of the running checkpoint omits
         self.wal_watch: WalWatch | None = None  # of a read-only engine, once a read waits
         self._listeners: set[Callable[[], None]] = set()
+
+    @property
+    def directory(self) -> str:
+        """The directory of its files."""
+        return topic_directory(self.context.root, self.id)
 
     @property
     def shard(self) -> Shard:

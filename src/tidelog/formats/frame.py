@@ -12,8 +12,9 @@ detects a frame that runs past the end of the bytes before it uses any of it. `t
 Node and tag are UTF-8 and present only with their flag. Type 0 is never written, so preallocated zeros are not data.
 
 MORE: the next frame belongs to the same caller's batch, and a reader applies all of them or none. JSON: every record of
-the frame is JSON text; the writer has parsed it, a reader does not verify that. Both are valid only on frames that hold
-records. Encoding refuses what decoding would refuse, so everything that is stored can be read.
+the frame is JSON text; the writer has parsed it, a reader does not verify that. MORE is valid only on frames that hold
+records, JSON only on Append and AppendBatch. Encoding refuses what decoding would refuse, so everything that is stored
+can be read.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ FORWARD: Final = 13
 GROUP_CURSOR: Final = 14
 NUMBERED_BATCH: Final = 15
 WRITE_KEY: Final = 16
+LARGE_RECORD: Final = 17
 
 FRAME_NAMES: Final = {
     APPEND: "Append",
@@ -64,15 +66,19 @@ FRAME_NAMES: Final = {
     GROUP_CURSOR: "GroupCursor",
     NUMBERED_BATCH: "NumberedBatch",
     WRITE_KEY: "WriteKey",
+    LARGE_RECORD: "LargeRecord",
 }
+_IS_RECORD_KIND: Final = np.zeros(256, np.bool_)
+_IS_RECORD_KIND[[APPEND, APPEND_BATCH, LARGE_RECORD]] = True
 
 HAS_TAG: Final = 1
 HAS_NODE: Final = 2
 DURABLE: Final = 4  # the caller waits for a sync
-MORE: Final = 8  # more frames of the same caller's batch follow; Append and AppendBatch only
+MORE: Final = 8  # more frames of the same caller's batch follow; frames of records only
 JSON: Final = 16  # every record of the frame is JSON text; Append and AppendBatch only
 RECORD_FLAGS: Final = MORE | JSON  # of frames that hold records
 _CALLER_FLAGS: Final = DURABLE | RECORD_FLAGS
+_RECORD_FLAGS_BY_KIND: Final = {APPEND: RECORD_FLAGS, APPEND_BATCH: RECORD_FLAGS, LARGE_RECORD: MORE}
 KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | _CALLER_FLAGS
 
 _LEN = Struct("<I")
@@ -251,8 +257,8 @@ def read_frame(buf: Buffer, pos: int, end: int, *, check: bool = True) -> Frame 
         return Fault(ScanStop.BAD, f"unknown frame type {kind}")
     if flags & ~KNOWN_FLAGS:
         return Fault(ScanStop.BAD, f"unknown flags {flags:#04x}")
-    if flags & RECORD_FLAGS and kind != APPEND and kind != APPEND_BATCH:
-        flag = "MORE" if flags & MORE else "JSON"
+    if flags & RECORD_FLAGS and flags & RECORD_FLAGS & ~_RECORD_FLAGS_BY_KIND.get(kind, 0):
+        flag = "MORE" if flags & MORE and kind != LARGE_RECORD else "JSON"
         return Fault(ScanStop.BAD, f"a {FRAME_NAMES[kind]} frame has the flag {flag}")
     if seq > SEQ_MAX or ts_ms > TS_MS_MAX:
         return Fault(ScanStop.BAD, f"seq {seq} or time {ts_ms} ms is larger than a log can store")
@@ -261,6 +267,22 @@ def read_frame(buf: Buffer, pos: int, end: int, *, check: bool = True) -> Frame 
     if tag_len and not (flags & HAS_TAG and _is_utf8(buf[tag_pos:data_pos])):
         return Fault(ScanStop.BAD, "the tag has no flag, or is not UTF-8")
     return Frame(kind, flags, topic_id, seq, ts_ms, pos, node_pos, tag_pos, data_pos, data_end, data_end + 8)
+
+
+def has_valid_flags(kind: int, flags: int) -> bool:
+    """Return whether a frame of this type may have these flags."""
+    return not flags & ~KNOWN_FLAGS and not flags & RECORD_FLAGS & ~_RECORD_FLAGS_BY_KIND.get(kind, 0)
+
+
+def are_records(headers: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which of these headers are of frames that hold records."""
+    mask: NDArray[np.bool_] = _IS_RECORD_KIND[headers["kind"]]
+    return mask
+
+
+def is_record(kind: int) -> bool:
+    """Return whether a frame of this type holds records."""
+    return bool(_IS_RECORD_KIND[kind])
 
 
 def read_headers(buf: Buffer, frame_pos: Ints) -> NDArray[np.void]:
@@ -302,7 +324,7 @@ def _check_fields(
         raise BadInput(f"frame type {kind} does not exist; the types are 1 to {max(FRAME_NAMES)}")
     if flags & ~_CALLER_FLAGS:
         raise BadInput(f"flags {flags:#x}: callers may set only DURABLE, MORE and JSON")
-    if flags & RECORD_FLAGS and kind not in (APPEND, APPEND_BATCH):
+    if flags & RECORD_FLAGS & ~_RECORD_FLAGS_BY_KIND.get(kind, 0):
         raise BadInput(f"a {FRAME_NAMES[kind]} frame has no records; MORE and JSON are for Append and AppendBatch")
     if not 0 <= topic_id <= U64_MAX:
         raise BadInput(f"topic id {topic_id} is outside [0, {U64_MAX}]")

@@ -55,6 +55,7 @@ class Rows:
     tag: Span | None = None
     meta: Span | None = None
     flags: Flags | None = field(default=None, kw_only=True)  # index flags of each record, where they were read
+    blob_bytes: Ints | None = field(default=None, kw_only=True)  # of data in a blob file; 0: the data is here
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -71,6 +72,7 @@ class Rows:
             self.tag and self.tag.slice(lo, hi),
             self.meta and self.meta.slice(lo, hi),
             flags=None if self.flags is None else self.flags[lo:hi],
+            blob_bytes=None if self.blob_bytes is None else self.blob_bytes[lo:hi],
         )
 
     def take(self, which: Ints) -> Rows:
@@ -85,11 +87,24 @@ class Rows:
             self.tag and self.tag.take(which),
             self.meta and self.meta.take(which),
             flags=None if self.flags is None else self.flags[which],
+            blob_bytes=None if self.blob_bytes is None else self.blob_bytes[which],
         )
 
     def record_bytes(self) -> Ints:
-        """Bytes of data and meta of each record."""
+        """Bytes of data and meta of each record in the buffer: of a large record those of its reference."""
         return self.data.size if self.meta is None else self.data.size + self.meta.size
+
+    def data_lengths(self) -> Ints:
+        """Bytes of data of each record, wherever they are stored."""
+        if self.blob_bytes is None:
+            return self.data.size
+        lengths: Ints = np.where(self.blob_bytes > 0, self.blob_bytes, self.data.size)
+        return lengths
+
+    def total_bytes(self) -> Ints:
+        """Bytes of data and meta of each record, wherever they are stored: what caps, quotas and counts use."""
+        lengths = self.data_lengths()
+        return lengths if self.meta is None else lengths + self.meta.size
 
     def frame_starts(self) -> Ints:
         """The position of each frame, once. There must be rows."""
@@ -131,6 +146,11 @@ def concat_rows(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None
         span([part.node for part in parts]),
         span([part.tag for part in parts]),
         span([part.meta for part in parts]),
+        blob_bytes=None
+        if all(part.blob_bytes is None for part in parts)
+        else np.concatenate(
+            [np.zeros(len(part), np.int64) if part.blob_bytes is None else part.blob_bytes for part in parts]
+        ),
     )
 
 

@@ -23,6 +23,7 @@ of 70 for a page inside one batch; they return None for all but the common case,
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from tidelog import native
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, segment_index
+from tidelog.formats import batch, large_record, segment_index
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
@@ -42,15 +43,18 @@ from tidelog.formats.frame import (
     JSON,
     KIND_OFFSET,
     KNOWN_FLAGS,
+    LARGE_RECORD,
     MORE,
     OVERHEAD_BYTES,
-    RECORD_FLAGS,
     SEQ_MAX,
     TS_MS_MAX,
     Fault,
     Frame,
+    are_records,
     are_utf8,
     count_valid_checksums,
+    has_valid_flags,
+    is_record,
     read_frame,
     read_headers,
 )
@@ -65,12 +69,7 @@ _KIND_AND_FLAGS: Final = np.dtype(
 )
 _VALID_KIND_AND_FLAGS: Final = np.zeros(1 << 16, np.bool_)
 _VALID_KIND_AND_FLAGS[
-    [
-        kind | flags << 8
-        for kind in FRAME_NAMES
-        for flags in range(KNOWN_FLAGS + 1)
-        if kind in (APPEND, APPEND_BATCH) or not flags & RECORD_FLAGS
-    ]
+    [kind | flags << 8 for kind in FRAME_NAMES for flags in range(KNOWN_FLAGS + 1) if has_valid_flags(kind, flags)]
 ] = True
 
 # ── all frames ────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +135,7 @@ def _find_good_frames(buf: Buffer, pos: int, end: int | None) -> _GoodFrames:
 
 def chain_interruption(frame: Frame, topic_id: int) -> Fault | None:
     """Return why this frame cannot continue a batch of the topic, or None if it can."""
-    if frame.kind in (APPEND, APPEND_BATCH) and frame.topic_id == topic_id:
+    if is_record(frame.kind) and frame.topic_id == topic_id:
         return None
     name = f"{FRAME_NAMES[frame.kind]} frame of topic {frame.topic_id}"
     return Fault(ScanStop.BAD, f"the batch of topic {topic_id} is interrupted by a {name}")
@@ -224,8 +223,8 @@ def _count_uninterrupted(headers: NDArray[np.void], more: NDArray[np.bool_]) -> 
     chained = np.flatnonzero(more[: len(headers)][:-1])
     if not len(chained):
         return len(headers)
-    kind, topic = headers["kind"][chained + 1], headers["topic_id"]
-    same = ((kind == APPEND) | (kind == APPEND_BATCH)) & (topic[chained + 1] == topic[chained])
+    topic = headers["topic_id"]
+    same = are_records(headers[chained + 1]) & (topic[chained + 1] == topic[chained])
     return len(headers) if same.all() else int(chained[same.argmin()]) + 1
 
 
@@ -240,8 +239,8 @@ def scan_records(buf: Buffer, pos: int = 0, end: int | None = None, *, above: in
     """
     view = memoryview(buf)
     frames = _find_good_frames(buf, pos, end)
-    is_record = (frames.headers["kind"] == APPEND) | (frames.headers["kind"] == APPEND_BATCH)
-    rows, undecoded = _decode_frames(view, frames.frame_pos[is_record], frames.headers[is_record])
+    has_records = are_records(frames.headers)
+    rows, undecoded = _decode_frames(view, frames.frame_pos[has_records], frames.headers[has_records])
     stops = [_StopAt(frames.end, frames.fault), undecoded, _find_disorder(view, rows, above)]
     stop_pos, fault = min((stop for stop in stops if stop is not None), key=lambda stop: stop.pos)
     begins_batch = np.append(True, (frames.headers["flags"] & MORE) == 0)
@@ -252,7 +251,7 @@ def scan_records(buf: Buffer, pos: int = 0, end: int | None = None, *, above: in
 
 
 def decode_records(buf: Buffer, frame_pos: Ints, headers: NDArray[np.void]) -> Rows:
-    """Decode frames of `scan_headers`: Append and AppendBatch frames of one topic, in order.
+    """Decode frames of `scan_headers`: frames with records of one topic, in order.
 
     Checksums and headers are not verified again. Raises Corrupt where the body of a batch does not decode.
     """
@@ -269,7 +268,7 @@ def scan_single_frame(buf: Buffer, pos: int) -> ScanResult:
     frame = read_frame(view, pos, len(view))
     if isinstance(frame, Fault):
         return ScanResult(empty_rows(view), pos, *frame)
-    if frame.kind in (APPEND, APPEND_BATCH):
+    if is_record(frame.kind):
         frame_pos = np.array([pos], np.int64)
         try:
             return ScanResult(decode_records(view, frame_pos, read_headers(view, frame_pos)), frame.end, ScanStop.END)
@@ -296,10 +295,15 @@ def find_next_frame(buf: Buffer, pos: int, above: int, stop: int) -> int:
     for low in range(pos + 1, last + 1, _SEARCH_BYTES):
         positions: Ints = np.arange(low, min(low + _SEARCH_BYTES, last + 1), dtype=np.int64)
         headers = read_headers(view, positions)
-        is_record = (headers["kind"] == APPEND) | (headers["kind"] == APPEND_BATCH)
         ends = positions + 4 + headers["frame_len"]
         seq = headers["seq"].astype(np.int64)
-        likely = is_record & (headers["frame_len"] >= FRAME_LEN_MIN) & (ends <= size) & (seq > above) & (seq < stop)
+        likely = (
+            are_records(headers)
+            & (headers["frame_len"] >= FRAME_LEN_MIN)
+            & (ends <= size)
+            & (seq > above)
+            & (seq < stop)
+        )
         for position in positions[likely].tolist():
             if is_good(position):
                 return int(position)
@@ -312,29 +316,35 @@ class _StopAt(NamedTuple):
 
 
 def _decode_frames(view: memoryview, frame_pos: Ints, headers: NDArray[np.void]) -> tuple[Rows, _StopAt | None]:
-    """Decode these Append and AppendBatch frames up to the first batch that does not decode."""
+    """Decode these frames with records up to the first that does not decode."""
     single = headers["kind"] == APPEND
     if single.all():
         return _append_rows(view, frame_pos, headers), None
     batched = np.flatnonzero(~single)
     groups: dict[int, list[Frame]] = {}
     for before, pos in zip(np.cumsum(single)[batched].tolist(), frame_pos[batched].tolist(), strict=True):
-        groups.setdefault(before, []).append(_read_batch_frame(view, pos, check=False))
+        groups.setdefault(before, []).append(_read_record_frame(view, pos, check=False))
     batches, undecoded = _decode_batches(view, groups)
     return _merge_rows(view, _append_rows(view, frame_pos[single], headers[single]), batches), undecoded
 
 
 def _decode_batches(view: memoryview, groups: dict[int, list[Frame]]) -> tuple[list[tuple[int, Rows]], _StopAt | None]:
-    """Decode batches, given by the number of Append frames before them, up to the first that does not decode.
+    """Decode batches and large records, given by the number of Append frames before them, up to the first that does
+    not decode.
 
     A batch of holes only is left out: its columns would turn null values of other frames into empty ones.
     """
     batches: list[tuple[int, Rows]] = []
     for before, group in groups.items():
-        rows, bad = batch.decode_all(view, group)
-        batches += [(before, part) for part in rows if len(part)]
-        if bad is not None:
-            return batches, _StopAt(*bad)
+        for kind, run in groupby(group, lambda frame: frame.kind):
+            if kind == LARGE_RECORD:
+                large, bad = large_record.decode(view, list(run))
+                rows = [large]
+            else:
+                rows, bad = batch.decode_all(view, list(run))
+            batches += [(before, part) for part in rows if len(part)]
+            if bad is not None:
+                return batches, _StopAt(*bad)
     return batches, None
 
 
@@ -428,13 +438,15 @@ def scan_indexed(
         return empty_rows(view)
     if int(frame_pos.max()) + OVERHEAD_BYTES > len(view):
         raise Corrupt("segment", pos=int(frame_pos.max()), reason="the index names a frame after the end of the data")
-    single = (flags & segment_index.BATCH) == 0
+    single = (flags & (segment_index.BATCH | segment_index.LARGE)) == 0
     appends = _read_indexed_appends(view, frame_pos[single], check=check)
     groups: dict[int, list[Frame]] = {}
     if len(appends) < len(frame_pos):
         before = np.cumsum(single)
         for i in np.flatnonzero(~single & np.append(True, frame_pos[1:] != frame_pos[:-1])).tolist():
-            groups.setdefault(int(before[i]), []).append(_read_batch_frame(view, int(frame_pos[i]), check=check))
+            expected = LARGE_RECORD if flags[i] & segment_index.LARGE else APPEND_BATCH
+            found = _read_record_frame(view, int(frame_pos[i]), check=check, expected=expected)
+            groups.setdefault(int(before[i]), []).append(found)
     batches, wrong = _decode_batches(view, groups)
     if wrong is not None:
         raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
@@ -443,7 +455,7 @@ def scan_indexed(
     same = len(rows) == len(frame_pos) and (
         (rows.seq == seq)
         & (rows.frame_pos == frame_pos)
-        & (rows.data.size == size)
+        & (rows.data_lengths() == size)
         & (rows.ts_us == ts_ms.astype(np.int64) * 1000)
         & (ts_ms <= TS_MS_MAX)  # a larger one would wrap around; dividing the other side costs ten times as much
         & (segment_index.record_flags(rows) == flags)
@@ -476,12 +488,14 @@ def _read_indexed_appends(view: memoryview, frame_pos: Ints, *, check: bool) -> 
     return rows
 
 
-def _read_batch_frame(view: memoryview, pos: int, *, check: bool) -> Frame:
+def _read_record_frame(view: memoryview, pos: int, *, check: bool, expected: int | None = None) -> Frame:
+    """Read the batch or large record at `pos`; of the type that an index says, if `expected` is given."""
     frame = read_frame(view, pos, len(view), check=check)
-    if isinstance(frame, Frame) and frame.kind == APPEND_BATCH:
+    if isinstance(frame, Frame) and frame.kind in (APPEND_BATCH, LARGE_RECORD) and expected in (None, frame.kind):
         return frame
+    what = "large record" if expected == LARGE_RECORD else "batch"
     reason = frame.reason if isinstance(frame, Fault) else ""
-    raise Corrupt("segment", pos=pos, reason=reason or "not the batch that the index names")
+    raise Corrupt("segment", pos=pos, reason=reason or f"not the {what} that the index names")
 
 
 # ── one frame ─────────────────────────────────────────────────────────────────────────────────────
@@ -496,6 +510,9 @@ def read_single_frame(buf: Buffer) -> Rows | None:
     if frame.kind == APPEND_BATCH:
         decoded = batch.decode(buf, frame)
         return None if isinstance(decoded, Fault) else decoded
+    if frame.kind == LARGE_RECORD:
+        rows, bad = large_record.decode(buf, [frame])
+        return rows if bad is None else None
     return _single_record(buf, frame) if frame.kind == APPEND else None
 
 

@@ -9,7 +9,8 @@
 Little-endian; `ts` in milliseconds. Every record of an AppendBatch names the same frame, so frames start where
 `frame_offset` changes. A HOLE is a seq that has no record: it names the frame of the next record, or the end of the
 data, and repeats the time before it, so both columns only rise. The flags tag, node, meta and JSON are those of the
-record, whether its frame has them for all records or for each.
+record, whether its frame has them for all records or for each. A LARGE record has its data in a blob: `data_len` is
+that of the blob, and its frame holds a reference, which is JSON.
 
 The file has no header, which would shift the positions, and no checksum: the footer of the segment has magic, version
 and an XXH3-64 of these bytes. The index can be rebuilt from `.data`.
@@ -32,6 +33,7 @@ from tidelog.formats.frame import (
     APPEND_BATCH,
     FLAGS_OFFSET,
     KIND_OFFSET,
+    LARGE_RECORD,
     OVERHEAD_BYTES,
     U32_MAX,
     count_valid_checksums,
@@ -45,8 +47,10 @@ HAS_NODE: Final = frame.HAS_NODE
 BATCH: Final = 4  # the record is in an AppendBatch
 JSON: Final = 8  # the record is JSON text, by the flag of its frame or by its kind
 HAS_META: Final = 16
+LARGE: Final = 32  # the data of the record is in a blob; its frame is a LargeRecord
 HOLE: Final = 0x80  # the seq has no record
-_KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | BATCH | JSON | HAS_META | HOLE
+_KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | BATCH | JSON | HAS_META | LARGE | HOLE
+_LARGE_FLAGS: Final = LARGE | JSON
 # The index flags of every record of a frame, by the flags of the frame.
 _INDEX_FLAGS_BY_FRAME_FLAGS: Final = bytes(
     flags & (HAS_TAG | HAS_NODE) | (JSON if flags & frame.JSON else 0) for flags in range(256)
@@ -103,10 +107,11 @@ def _frame_flags_few(rows: Rows, edges: list[int]) -> Flags | None:
     flags: Flags = np.empty(len(rows), np.uint8)
     for lo, hi in pairwise((0, *edges, len(rows))):
         frame_pos = int(rows.frame_pos[lo])
-        batched = rows.buf[frame_pos + KIND_OFFSET] == APPEND_BATCH
-        if batched and batch.has_kinds(rows.buf, frame_pos):
+        kind = rows.buf[frame_pos + KIND_OFFSET]
+        if kind == APPEND_BATCH and batch.has_kinds(rows.buf, frame_pos):
             return None
-        flags[lo:hi] = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[frame_pos + FLAGS_OFFSET]] | (BATCH if batched else 0)
+        by_kind = BATCH if kind == APPEND_BATCH else _LARGE_FLAGS if kind == LARGE_RECORD else 0
+        flags[lo:hi] = _INDEX_FLAGS_BY_FRAME_FLAGS[rows.buf[frame_pos + FLAGS_OFFSET]] | by_kind
     return flags
 
 
@@ -116,7 +121,9 @@ def _frame_flags_many(rows: Rows, first: Ints) -> Flags:
     frame_pos = rows.frame_pos if is_one_each else rows.frame_pos[first]
     octets = np.frombuffer(rows.buf, np.uint8)
     frame_flags = np.frombuffer(_INDEX_FLAGS_BY_FRAME_FLAGS, np.uint8)[octets[frame_pos + FLAGS_OFFSET]]
-    batches = np.flatnonzero(octets[frame_pos + KIND_OFFSET] == APPEND_BATCH)
+    kinds = octets[frame_pos + KIND_OFFSET]
+    frame_flags[kinds == LARGE_RECORD] |= _LARGE_FLAGS
+    batches = np.flatnonzero(kinds == APPEND_BATCH)
     if is_one_each and not len(batches):
         return frame_flags
     frame_flags[batches] |= BATCH
@@ -127,8 +134,8 @@ def _frame_flags_many(rows: Rows, first: Ints) -> Flags:
         kinded = np.zeros(len(first), np.bool_)
         kinded[batches[which]] = True
         places = np.flatnonzero(np.repeat(kinded, sizes))
-        kinds = octets[rows.seq[places] + np.repeat(base, sizes[kinded])]
-        flags[places] |= np.where(kinds == batch.KIND_JSON, np.uint8(JSON), np.uint8(0))
+        record_kinds = octets[rows.seq[places] + np.repeat(base, sizes[kinded])]
+        flags[places] |= np.where(record_kinds == batch.KIND_JSON, np.uint8(JSON), np.uint8(0))
     return flags
 
 
@@ -149,7 +156,7 @@ def build_entries(
         raise BadInput(f"a frame at {int(rows.frame_pos[-1]) + origin} does not fit data of {data_size} bytes")
     entries = np.zeros(stop - base, ENTRY)
     if count == stop - base:
-        entries["frame_offset"], entries["data_len"] = rows.frame_pos + origin, rows.data.size
+        entries["frame_offset"], entries["data_len"] = rows.frame_pos + origin, rows.data_lengths()
         entries["ts"], entries["flags"] = rows.ts_us // 1000, record_flags(rows)
         return entries
     seqs = np.arange(base, stop, dtype=np.int64)
@@ -159,7 +166,7 @@ def build_entries(
     entries["ts"] = np.append(np.int64(ts_before_ms), rows.ts_us // 1000)[preceding]
     entries["flags"] = HOLE
     places = rows.seq - base
-    entries["flags"][places], entries["data_len"][places] = record_flags(rows), rows.data.size
+    entries["flags"][places], entries["data_len"][places] = record_flags(rows), rows.data_lengths()
     return entries
 
 
@@ -173,10 +180,12 @@ def build_entry(rows: Rows, origin: int) -> bytes:
             if batch.has_kinds(rows.buf, frame_pos)
             else flags | BATCH
         )
+    elif rows.buf[frame_pos + KIND_OFFSET] == LARGE_RECORD:
+        flags |= _LARGE_FLAGS
     for span, flag in ((rows.tag, HAS_TAG), (rows.node, HAS_NODE), (rows.meta, HAS_META)):
         if span is not None and span.size[0]:
             flags |= flag
-    return _ENTRY.pack(frame_pos + origin, int(rows.data.size[0]), int(rows.ts_us[0]) // 1000, flags)
+    return _ENTRY.pack(frame_pos + origin, int(rows.data_lengths()[0]), int(rows.ts_us[0]) // 1000, flags)
 
 
 def encode_entry(at: int, size: int, ts_ms: int, flags: int) -> bytes:
@@ -248,6 +257,10 @@ def find_index_fault(entries: NDArray[np.void], data_size: int) -> str | None:
         return "frame positions fall"
     if (ts[1:] < ts[:-1]).any():
         return "times fall"
+    large = flags & LARGE != 0
+    if (large & ((flags & BATCH != 0) | (flags & JSON == 0) | (size == 0))).any():
+        return "a large record has the flags of another one, or no data"
+    size[large] = 0  # of a blob, not of these data
     if (frame_pos + np.where(hole, 0, OVERHEAD_BYTES + size) > data_size).any():
         return "a record is outside the data"
     if size[hole].any():

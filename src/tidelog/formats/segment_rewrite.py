@@ -139,6 +139,7 @@ def count_removable(entries: NDArray[np.void], dead: BoolArray, size: int) -> in
     first = np.append(0, np.flatnonzero(offsets[1:] != offsets[:-1]) + 1)
     counts, frame_bytes = np.diff(first, append=len(entries)), np.diff(offsets[first], append=size)
     gone = np.add.reduceat(dead, first, dtype=np.int64)
-    data_bytes = np.add.reduceat(np.where(dead, entries["data_len"], 0), first, dtype=np.int64)
+    in_data = dead & (entries["flags"] & segment_index.LARGE == 0)  # the data of large records is in blobs
+    data_bytes = np.add.reduceat(np.where(in_data, entries["data_len"], 0), first, dtype=np.int64)
     whole = np.maximum(frame_bytes - EMPTY_FRAME_OVERHEAD_BYTES - 4 * counts, 0)
     return int(np.where(gone == counts, np.maximum(whole, data_bytes), data_bytes).sum())

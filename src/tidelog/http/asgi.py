@@ -343,7 +343,7 @@ class _AsgiCall:
         await self._send_message({"type": "http.response.body", "body": body})
 
     async def _write_stream(self, stream: Stream) -> None:
-        await self._write_head(stream, None)
+        await self._write_head(stream, stream.length)
         if self._stream_task is not None:
             while (data := await self._write_buffer.next_chunk()) is not None:
                 await self._send_message({"type": "http.response.body", "body": data, "more_body": True})

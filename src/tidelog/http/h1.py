@@ -53,6 +53,7 @@ class Http1Request:
     _keeps_connection = True  # its response does not close the connection
     _discarded_bytes = 0
     _sink: ChunkedSink | None = None
+    _is_chunked_stream = True  # its streamed response
 
     def __init__(self, connection: Http1Connection, app: Application, request: Request) -> None:
         self.connection = connection
@@ -100,15 +101,18 @@ class Http1Request:
 
     def start_stream(self, stream: Stream) -> None:
         bodyless = h1_encoder.is_bodyless(stream.status)
-        framing = self._connection_header(self.is_http11 or bodyless)
-        if self.is_http11 and not bodyless:
+        framing = self._connection_header(self.is_http11 or bodyless or stream.length is not None)
+        self._is_chunked_stream = self.is_http11 and stream.length is None
+        if stream.length is not None and not bodyless:
+            framing += b"content-length: %d\r\n" % stream.length
+        elif self.is_http11 and not bodyless:
             framing += h1_encoder.CHUNKED_ENCODING
         date = self.connection.server_state.date_header.refresh().line
         self.connection.write(h1_encoder.encode_head(stream.status, stream.content_type, stream.headers, date, framing))
         if bodyless or self.exchange.request.method == "HEAD":
             self._on_response_written()
         else:
-            self._sink = ChunkedSink(self.connection, self.is_http11)
+            self._sink = ChunkedSink(self.connection, self._is_chunked_stream)
             self.exchange.spawn_stream(stream, self._sink)
 
     def on_stream_end(self, is_complete: bool) -> None:
@@ -117,7 +121,7 @@ class Http1Request:
         if not is_complete:
             self.connection.abort()
             return
-        if self.is_http11:
+        if self._is_chunked_stream:
             self.connection.write(h1_encoder.LAST_CHUNK)
         self._on_response_written()
 
@@ -146,13 +150,13 @@ class Http1Request:
 
 
 class ChunkedSink:
-    """The sink of a stream: writes to the connection, in chunks for HTTP/1.1 clients."""
+    """The sink of a stream: writes to the connection, in chunks for HTTP/1.1 clients unless the length is known."""
 
-    __slots__ = ("_connection", "_is_http11", "_written_bytes")
+    __slots__ = ("_connection", "_is_chunked", "_written_bytes")
 
-    def __init__(self, connection: Http1Connection, is_http11: bool) -> None:
+    def __init__(self, connection: Http1Connection, is_chunked: bool) -> None:
         self._connection: Http1Connection | None = connection
-        self._is_http11, self._written_bytes = is_http11, 0
+        self._is_chunked, self._written_bytes = is_chunked, 0
 
     @property
     def pending_bytes(self) -> int:
@@ -161,7 +165,7 @@ class ChunkedSink:
     def write(self, data: bytes) -> None:
         if self._connection is not None and data:
             self._written_bytes += len(data)
-            self._connection.write(*(h1_encoder.encode_chunk(data) if self._is_http11 else (data,)))
+            self._connection.write(*(h1_encoder.encode_chunk(data) if self._is_chunked else (data,)))
 
     def reserve(self, size: int) -> None:
         if self._connection is not None:

@@ -105,7 +105,7 @@ class Http2Stream:
             self.server_state.limit_counters.count("streams", self.connection.peer, reason)
             self.send(self.exchange.app.malformed(self.exchange.request, 429, reason))
             return
-        self._send_head(stream.status, stream.content_type, stream.headers, None)
+        self._send_head(stream.status, stream.content_type, stream.headers, stream.length)
         if not self.exchange.response_sent and not self.exchange.disconnected:
             self._counts_as_streaming = True
             self.connection.streaming_count += 1

@@ -119,6 +119,7 @@ class Stream:
     run: Callable[[Sink], Awaitable[None]]
     content_type: bytes
     headers: Headers = ()
+    length: int | None = None  # bytes that `run` writes, where that is known: sent as Content-Length
 
 
 class Socket(Protocol):

@@ -37,6 +37,7 @@ from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
     bulk_write,
     channels,
+    large_records,
     queues,
     records,
     spark,
@@ -106,6 +107,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(records.diff, _READ, fast_kind="diff")}),
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(records.delete_records, _DELETE)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(records.read_records, _READ)}),
+    Route("/v0/topics/{topic}/records/{seq}/data", "topics", {"GET": Endpoint(large_records.read_data, _READ)}),
+    Route(
+        "/v0/topics/{topic}/stream",
+        "topics",
+        {"POST": Endpoint(large_records.append_stream, _WRITE, accepts_large_body=True, streams_all=True)},
+    ),
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(records.seek_by_time, _READ)}),
     Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim_jobs, _READ_WRITE, fast_kind="claim")}),
     Route("/v0/topics/{topic}/ack", "topics", {"POST": Endpoint(queues.ack_jobs, _WRITE, fast_kind="ack")}),
@@ -262,7 +269,7 @@ class App:
             return self._finish(call, api_error_from(error).response())
         endpoint = call.endpoint
         assert endpoint is not None, "an admitted call has one"
-        if (
+        if endpoint.streams_all or (
             endpoint.streamed_types
             and (request.header(b"content-type") or b"").partition(b";")[0].strip() in endpoint.streamed_types
         ):

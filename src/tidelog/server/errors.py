@@ -27,6 +27,7 @@ STATUS_BY_CODE: Final = {
     "topic_not_found": 404,
     "router_not_found": 404,
     "group_not_found": 404,
+    "record_not_found": 404,
     "channel_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,

@@ -17,7 +17,14 @@ from tidelog.api_types import DOCUMENTED, schema_ref
 from tidelog.channels import ChannelLimits
 from tidelog.channels.rules import ACL_KINDS
 from tidelog.engine import EngineConfig, TopicConfig
-from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.config import (
+    ADDED,
+    CLAIM_JITTER_MS_MAX,
+    KEYS,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    MAX_RECORD_BYTES_MAX,
+)
 from tidelog.engine.queues.jobs import PRIORITY_MAX
 from tidelog.http.h1_encoder import REASON_PHRASES
 from tidelog.server import response_types
@@ -145,6 +152,7 @@ _PATH_PARAMETERS: Final[dict[str, Schema]] = {
     "topic": TOPIC_NAME,
     "router": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"},
     "base": {**COUNT, "description": "The first seq of the segment."},
+    "seq": {**COUNT, "description": "The seq of the record."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": STRING,
     "channel": {
@@ -302,6 +310,11 @@ def _topic_config_schema(fields: dict[str, Schema]) -> Schema:
     fields["dead_letter"] = {**nullable(TOPIC_NAME), "default": None}
     fields["durable"] = {"type": "boolean", "default": False, "description": "Without durability: true is fsync."}
     fields["consistency"] |= {"description": "strong: readers get only records that survive a power cut."}
+    fields["max_record_bytes"] |= {
+        "minimum": 1,
+        "maximum": MAX_RECORD_BYTES_MAX,
+        "description": "Data of one streamed record.",
+    }
     text = "A PUT replaces the whole config: a field that is not given takes its default. Responses have every field."
     return {"type": "object", "description": text, "properties": {name: fields[name] for name in (*KEYS, *ADDED)}}
 

@@ -84,6 +84,7 @@ class Endpoint:
     token_in_query: bool = False  # for clients that cannot set headers
     accepts_large_body: bool = False  # up to `max_body_bytes`; other bodies are small
     streamed_types: frozenset[bytes] = frozenset()  # content types whose bodies are passed on in pieces
+    streams_all: bool = False  # bodies of every content type are
     fast_kind: str = ""  # the fast handler for requests with a cached head; empty: none
 
 

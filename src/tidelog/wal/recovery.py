@@ -51,6 +51,7 @@ from tidelog.formats.frame import (
     HEADER,
     HEADER_BYTES,
     KNOWN_FLAGS,
+    LARGE_RECORD,
     MORE,
     NUMBERED_BATCH,
     OVERHEAD_BYTES,
@@ -71,7 +72,7 @@ _NO_LIMIT: Final = 1 << 62
 _RECORD_BYTES_MIN: Final = 4  # the smallest size of a record in a batch
 _BATCH_RECORDS_MAX: Final = 1 << 16  # upper bound of the records in one frame
 _FILE_BYTES_MAX: Final = 1 << 30  # upper bound of a file's size, if nothing records it
-_RECORD_KINDS: Final = (APPEND, APPEND_BATCH)
+_RECORD_KINDS: Final = (APPEND, APPEND_BATCH, LARGE_RECORD)
 _ANNOUNCING_KINDS: Final = (FORWARD, NUMBERED_BATCH, WRITE_KEY)  # frames that belong to the records after them
 
 
@@ -536,7 +537,7 @@ class _Resync:
             if self.kinds is not None:
                 self.kinds.add(kind)
             size = end - pos - OVERHEAD_BYTES
-            self.records += {APPEND: 1, APPEND_BATCH: size // _RECORD_BYTES_MIN}.get(kind, 0)
+            self.records += {APPEND: 1, LARGE_RECORD: 1, APPEND_BATCH: size // _RECORD_BYTES_MIN}.get(kind, 0)
             pos = self.end = end
             if self._file.frame(pos) is not None:
                 return pos, more
@@ -546,7 +547,7 @@ class _Resync:
         """The end of the rest of a batch that lost a frame."""
         for head in self._batch_headers(pos):
             pos += head.size
-            self.records += 1 if head.kind == APPEND else head.data_len // _RECORD_BYTES_MIN
+            self.records += head.data_len // _RECORD_BYTES_MIN if head.kind == APPEND_BATCH else 1
         return pos
 
     def count_batch_frames(self, pos: int) -> int:

@@ -30,6 +30,7 @@ from tidelog.engine.queues.jobs import TIME_MS_MAX, AckResult, ClaimResult, Exte
 from tidelog.engine.queues.leases import Lease
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState
 from tidelog.engine.topic_index import TopicIndex
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Error
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import LeaseEvent
@@ -187,7 +188,8 @@ def run_claim_round(state: QueueState, requests: Sequence[ClaimRequest]) -> list
     else:
         alone = len(requests) == 1 and not claim_round.dead_letters
         results = [
-            _result_from_chunks(chunks, grant, lost, claim_round.ready, alone=alone) for grant in claim_round.grants
+            _result_from_chunks(state.topic, chunks, grant, lost, claim_round.ready, alone=alone)
+            for grant in claim_round.grants
         ]
     for grant, result in zip(claim_round.grants, results, strict=True):
         state.history.add_claimed(claim_round.now_ms, grant.request.node, result)
@@ -322,7 +324,7 @@ def _result_from_texts(grant: LeaseGrant, texts: JobTexts, ready: int) -> ClaimR
 
 
 def _result_from_chunks(
-    chunks: Sequence[JobChunk], grant: LeaseGrant, lost: Sequence[int], ready: int, *, alone: bool
+    topic: TopicState, chunks: Sequence[JobChunk], grant: LeaseGrant, lost: Sequence[int], ready: int, *, alone: bool
 ) -> ClaimResult:
     rows = zip(grant.seqs, grant.ids, grant.deliveries, strict=True)
     unread = set(lost)
@@ -335,6 +337,7 @@ def _result_from_chunks(
         [count for _, _, count in kept],
         list(chunks) if alone else jobs.select_jobs(chunks, seqs),
         ready,
+        topic,
     )
 
 

@@ -28,14 +28,14 @@ import numpy as np
 
 from tidelog.clock import Clock
 from tidelog.disk.process import defer_signals
-from tidelog.engine import append, batch_encoder, delete
+from tidelog.engine import append, batch_encoder, delete, large_append
 from tidelog.engine.batch_encoder import Batch, check_int, from_json
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.queues.history import JobStep
 from tidelog.engine.queues.jobs import JobChunk, select_jobs
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState, get_queue_state
 from tidelog.engine.read import RecordChunk, TopicScan, chunk_records
-from tidelog.engine.results import Record
+from tidelog.engine.results import Appended, Record
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Damaged, Error, NotAQueue, Refused, TopicNotFound, Unavailable
 from tidelog.formats import control_frames, frame
@@ -123,17 +123,25 @@ def _append_copies(state: QueueState, chunk: JobChunk) -> None:
     name, topics = queue_topic.config.dead_letter, queue_topic.context.topics
     assert name is not None, "without a dead-letter topic no job is delivered too often"
     assert topics is not None, "set before the first handle exists"
-    batch = _encode_dead_letters(state, chunk)
-    topic, _ = topics.ensure_topic(name, TopicConfig(), batch)
+    runs = [
+        (is_large, JobChunk(chunk.rows.slice(lo, hi), chunk.json[lo:hi]))
+        for lo, hi, is_large in large_append.split_large(chunk.rows)
+    ]
+    batches = [_encode_dead_letters(state, run) for _, run in runs]
+    topic, _ = topics.ensure_topic(name, TopicConfig(), batches[0])
     if topic.is_ephemeral and not queue_topic.is_ephemeral:
         raise BadInput(
             f"{name} is ephemeral and {queue_topic.name} is not: a restart would lose the job; nothing was moved, "
             f"change the durability of {name}"
         )
-    append.submit_write(topic, batch, durable=not queue_topic.is_ephemeral).wait()
-    if topic.is_dropped:
-        raise TopicNotFound(name)
-    state.copied_dead_letters.update(dict.fromkeys(chunk.rows.seq.tolist(), topic.id))
+    for (is_large, run), batch in zip(runs, batches, strict=True):
+        if is_large:
+            large_append.append_copy(queue_topic, run.rows, topic, batch, durable=True)
+        else:
+            append.submit_write(topic, batch, durable=not queue_topic.is_ephemeral).wait()
+        if topic.is_dropped:
+            raise TopicNotFound(name)
+        state.copied_dead_letters.update(dict.fromkeys(run.rows.seq.tolist(), topic.id))
 
 
 def _encode_dead_letters(state: QueueState, chunk: JobChunk) -> Batch:
@@ -277,7 +285,7 @@ def _select_batches(
         chunk = next(scan.iter_chunks(batch, _REDRIVE_BATCH_BYTES), None)
         if chunk is None:
             return
-        records = chunk_records(chunk)
+        records = chunk_records(topic, chunk)
         positions = [
             position
             for position, record in enumerate(records)
@@ -343,6 +351,14 @@ def _require_queue(topic: TopicState, name: str) -> TopicState:
 
 def _move_back(topic: TopicState, queue: TopicState, selected: _SelectedRecords, positions: list[int]) -> None:
     rows = selected.chunk.rows.take(np.array(positions, np.int64))
+    for lo, hi, is_large in large_append.split_large(rows):
+        _move_run_back(topic, queue, selected, positions[lo:hi], is_large=is_large)
+
+
+def _move_run_back(
+    topic: TopicState, queue: TopicState, selected: _SelectedRecords, positions: list[int], *, is_large: bool
+) -> None:
+    rows = selected.chunk.rows.take(np.array(positions, np.int64))
     json = selected.chunk.json[positions].tolist()
     metas = [
         {key: value for key, value in (selected.records[i].meta or {}).items() if key not in DEAD_LETTER_META_KEYS}
@@ -356,14 +372,18 @@ def _move_back(topic: TopicState, queue: TopicState, selected: _SelectedRecords,
         decode_names(rows, rows.node),
         [meta or None for meta in metas],
     )
-    _append_redriven(queue, batch, durable=not topic.is_ephemeral)
+    if is_large:
+        _append_redriven(queue, partial(large_append.append_copy, topic, rows, queue, batch, durable=True))
+    else:
+        durable = not topic.is_ephemeral
+        _append_redriven(queue, lambda: append.submit_write(queue, batch, durable=durable).wait())
     delete.delete_records(topic, None, None, rows.seq.tolist())
 
 
 @defer_signals
-def _append_redriven(queue: TopicState, batch: Batch, *, durable: bool) -> None:
-    """Append jobs to their queue; `durable`: durable on return, whatever the topic's class is."""
-    appended = append.submit_write(queue, batch, durable=durable).wait()
+def _append_redriven(queue: TopicState, write: Callable[[], Appended]) -> None:
+    """Append jobs to their queue; durable on return, whatever the topic's class is."""
+    appended = write()
     if queue.is_dropped:
         raise TopicNotFound(queue.name)
     state = get_queue_state(queue)

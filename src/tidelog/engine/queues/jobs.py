@@ -25,6 +25,7 @@ from tidelog.engine.read import RecordChunk, chunk_records
 from tidelog.engine.results import Counts
 from tidelog.engine.segment import BoolArray, Part
 from tidelog.engine.topic_index import TopicIndex
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Corrupt, Damaged, Unavailable
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats import segment_index
@@ -108,7 +109,7 @@ class JobTexts(NamedTuple):
 class ClaimResult:
     """The jobs of one claimer as columns, ascending by seq. `jobs` creates an object for each."""
 
-    __slots__ = ("_chunks", "deadlines", "deliveries", "lease_ids", "ready", "seqs")
+    __slots__ = ("_chunks", "_topic", "deadlines", "deliveries", "lease_ids", "ready", "seqs")
 
     def __init__(
         self,
@@ -118,9 +119,10 @@ class ClaimResult:
         deliveries: list[int],
         chunks: Sequence[JobChunk] | JobTexts,
         ready: int = 0,
+        topic: TopicState | None = None,
     ) -> None:
         self.seqs, self.lease_ids, self.deadlines, self.deliveries = seqs, lease_ids, deadlines, deliveries
-        self._chunks = chunks
+        self._chunks, self._topic = chunks, topic
         self.ready = ready  # number of claimable jobs after it
 
     @property
@@ -133,7 +135,8 @@ class ClaimResult:
             columns = (self.seqs, self.lease_ids, self.deadlines, self._chunks.times_ms, self.deliveries)
             return list(map(Job, *columns, datas))
         chunks = (RecordChunk(chunk.rows, chunk.json, Counts(), 0, is_full=False) for chunk in self._chunks)
-        records = [record for chunk in chunks for record in chunk_records(chunk)]
+        assert self._topic is not None or not self._chunks, "given with the records"
+        records = [record for chunk in chunks for record in chunk_records(self._topic, chunk)]  # type: ignore[arg-type]
         return [
             Job(record.seq, lease_id, deadline, record.ts_ms, count, record.data, record.tag, record.meta)
             for record, lease_id, deadline, count in zip(

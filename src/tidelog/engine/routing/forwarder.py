@@ -23,6 +23,9 @@ Reading takes the source's lock to choose a part and reads without a lock. Recor
 count as lost, whether they have expired yet or not. A record, and the loss of one, passes at most HOPS_MAX routers. If
 the dest has no capacity the pass ends before that record and continues there later, which keeps the order.
 
+A large record is a pass of its own: its blob is copied to the dest, without a lock, before the copy is committed. A
+blob that cannot be read, or that an ephemeral dest cannot keep, is a loss.
+
 Copies are columns, without a Python object per record. A copy has the data, meta and JSON flag of its record; node and
 tag as its router is configured. A router with `exactly_once` adds the origin of the copy to its meta; that text is
 built record by record and may exceed the size limit for the meta of writers.
@@ -44,13 +47,15 @@ from tidelog.commitlog.codec import Fault
 from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.engine import batch_encoder
 from tidelog.engine.batch_encoder import ArrowBatch, Batch
+from tidelog.engine.large_append import BlobWriter, copy_blob
 from tidelog.engine.routing.router import HOPS_MAX, Router
 from tidelog.engine.segment import BoolArray, SizeCount
 from tidelog.engine.topic_state import PendingReservation, TopicState
-from tidelog.errors import Error, Throttled
-from tidelog.formats import control_frames, frame, segment_index
+from tidelog.errors import Corrupt, Error, NewerFormat, Throttled
+from tidelog.formats import control_frames, frame, large_record, segment_index
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats.control_frames import Forward, ForwardEvent, Match, MatchOp
+from tidelog.formats.large_record import BlobRef
 from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_binary_array
 from tidelog.types import Ints
 from tidelog.wal import Commit, CommitFuture
@@ -108,6 +113,9 @@ def read_source(source: TopicState, cursor: int) -> SourceChunk | None:
     rows = chunk.rows.between(first, stop)
     if len(rows) != count:
         return _damaged_chunk(source, first, Fault(first, stop, 0, "records are missing that the index has"))
+    if rows.blob_bytes is not None and rows.blob_bytes.any():
+        count = max(int((rows.blob_bytes > 0).argmax()), 1)
+        rows, stop = rows.slice(0, count), first + count
     return SourceChunk(
         first,
         stop,
@@ -181,6 +189,8 @@ class CopiedColumns(NamedTuple):
     size: Ints  # bytes of data and meta of each copy
     hops: Ints | None  # hop count of each copy; None: 1
     metas: list[bytes] | None  # None: those of the records
+    refs: Sequence[BlobRef] = ()  # of a large record: its blob for each copy
+    blobs: Sequence[BlobWriter] = ()  # and the files, until a frame names them
 
     def __len__(self) -> int:
         return len(self.row_indexes)
@@ -189,7 +199,20 @@ class CopiedColumns(NamedTuple):
         hops = None if self.hops is None else self.hops[lo:hi]
         metas = None if self.metas is None else self.metas[lo:hi]
         return CopiedColumns(
-            self.rows, self.row_indexes[lo:hi], self.router_indexes[lo:hi], self.size[lo:hi], hops, metas
+            self.rows,
+            self.row_indexes[lo:hi],
+            self.router_indexes[lo:hi],
+            self.size[lo:hi],
+            hops,
+            metas,
+            self.refs[lo:hi],
+            self.blobs[lo:hi],
+        )
+
+    def with_blobs(self, refs: Sequence[BlobRef], blobs: Sequence[BlobWriter]) -> CopiedColumns:
+        """Return the copies with their blobs. Not `_replace`, which needs the length to be that of the tuple."""
+        return CopiedColumns(
+            self.rows, self.row_indexes, self.router_indexes, self.size, self.hops, self.metas, refs, blobs
         )
 
     def filter(self, keep: BoolArray) -> CopiedColumns:
@@ -214,7 +237,7 @@ def choose_copies(routers: Sequence[Router], source_id: int, chunk: SourceChunk)
         if any(router.exactly_once for router in routers)
         else None
     )
-    size = rows.data.size[row_indexes]
+    size = rows.data_lengths()[row_indexes]
     if metas is not None:
         size = size + np.fromiter(map(len, metas), np.int64, len(metas))
     elif rows.meta is not None:
@@ -240,6 +263,7 @@ class EncodedCopies(NamedTuple):
     counts: tuple[int, ...]  # copies of each router
     hops: tuple[int, ...]  # pairs of a number of copies, in order, and their hop count
     last: int  # the seq of the last record in the source
+    blob_ids: tuple[int, ...] = ()  # of copies of a large record
 
 
 def encode_copies(
@@ -250,10 +274,42 @@ def encode_copies(
     json = (segment_index.record_flags(rows)[copies.row_indexes] & segment_index.JSON) != 0
     for lo, hi in pairwise([0, *(np.flatnonzero(json[1:] != json[:-1]) + 1).tolist(), len(copies)]):
         part = copies.slice(lo, hi)
+        if part.refs:
+            yield _encode_large_copies(dest_id, first + lo, part, routers, ts_ms=ts_ms, durable=durable)
+            continue
         batch = _copies_batch(part, routers, bool(json[lo]))
         frames = batch_encoder.encode_frames(dest_id, first + lo, ts_ms, batch, durable=durable)
         counts = tuple(np.bincount(part.router_indexes, minlength=len(routers)).tolist())
         yield EncodedCopies(frames, hi - lo, batch.weight, counts, _hop_runs(part), int(rows.seq[part.row_indexes[-1]]))
+
+
+def _encode_large_copies(
+    dest_id: int, first: int, copies: CopiedColumns, routers: Sequence[Router], *, ts_ms: int, durable: bool
+) -> EncodedCopies:
+    """Encode the copies of one large record, one frame each."""
+    rows = copies.rows
+    tag, node, meta = (
+        b"" if span is None else copy_values(rows.buf, span)[0] for span in (rows.tag, rows.node, rows.meta)
+    )
+    frames: list[bytes] = []
+    for number, (ref, router_index) in enumerate(zip(copies.refs, copies.router_indexes.tolist(), strict=True)):
+        router = routers[router_index]
+        more = frame.MORE if number + 1 < len(copies) else 0
+        frames.append(
+            large_record.encode_frame(
+                dest_id,
+                first + number,
+                ts_ms,
+                ref,
+                tag=tag if router.preserve_tag else b"",
+                node=node if router.preserve_node else b"",
+                meta=meta if copies.metas is None else copies.metas[number],
+                flags=(frame.DURABLE if durable else 0) | more,
+            )
+        )
+    counts = tuple(np.bincount(copies.router_indexes, minlength=len(routers)).tolist())
+    ids = tuple(ref.blob_id for ref in copies.refs)
+    return EncodedCopies(frames, len(copies), int(copies.size.sum()), counts, _hop_runs(copies), int(rows.seq[0]), ids)
 
 
 def _hop_runs(copies: CopiedColumns) -> tuple[int, ...]:
@@ -472,6 +528,51 @@ class Forwarder:
         if chunk is None:
             return _nothing_done
         steps = plan_steps(routers, source.id, chunk)
+        blobs: list[BlobWriter] = []
+        if chunk.rows.blob_bytes is not None and any(step.copies is not None and len(step.copies) for step in steps):
+            with dest.lock:
+                if fit_steps(routers, steps, dest_capacity(dest))[1]:
+                    self.is_blocked = True
+                    return _nothing_done
+            steps = self._copy_blobs(chunk, steps, blobs)
+        try:
+            return self._stage(steps)
+        finally:
+            for blob in blobs:
+                blob.discard()  # those that a frame names are kept
+
+    def _copy_blobs(
+        self, chunk: SourceChunk, steps: Sequence[ForwardStep], written: list[BlobWriter]
+    ) -> list[ForwardStep]:
+        """Copy the blob of a large record for each of its copies."""
+        source, dest, rows = self.source, self.dest, chunk.rows
+        ref = large_record.read_ref(rows.buf, int(rows.frame_pos[0]))
+        out: list[ForwardStep] = []
+        try:
+            if dest.is_ephemeral:
+                raise Corrupt(
+                    source.name, pos=0, reason=f"{dest.name} is ephemeral and keeps no record of {ref.length} bytes"
+                )
+            for step in steps:
+                if step.copies is None or not len(step.copies):
+                    out.append(step)
+                    continue
+                dest.context.enable_large_records()
+                refs = []
+                for _ in range(len(step.copies)):
+                    copied, writer = copy_blob(source, ref, dest)
+                    written.append(writer)
+                    refs.append(copied)
+                out.append(step._replace(copies=step.copies.with_blobs(refs, written[-len(refs) :])))
+        except (Corrupt, NewerFormat, FileNotFoundError) as error:
+            reason = error.reason if isinstance(error, Corrupt) else str(error)
+            lost = _damaged_chunk(source, chunk.first, Fault(chunk.first, chunk.stop, 0, reason))
+            return plan_steps(self.routers, source.id, lost)
+        return out
+
+    def _stage(self, steps: Sequence[ForwardStep]) -> Callable[[], bool]:
+        """Stage these steps; return a function that waits for their commit."""
+        dest, routers, context = self.dest, self.routers, self.dest.context
         with dest.lock:
             if dest.is_dropped or context.closing:
                 return _nothing_done
@@ -500,6 +601,8 @@ class Forwarder:
         weight = sum(int(step.copies.size.sum()) for step in taken if step.copies is not None)
         dest.quota.acquire(weight)
         try:
+            if dest.is_ephemeral and any(step.copies is not None and step.copies.refs for step in taken):
+                raise Throttled("large records of an ephemeral topic", max=0, used=0, asked=1)  # it became one just now
             ts_ms = dest.next_timestamp_ms()
             batches = list(_plan_batches(self, taken, dest.last_assigned_seq + 1, ts_ms))
             if dest.is_ephemeral:
@@ -512,6 +615,9 @@ class Forwarder:
         except BaseException:
             dest.quota.release(weight)
             raise
+        for step in taken:
+            for blob in step.copies.blobs if step.copies is not None else ():
+                blob.keep()
         dest.last_assigned_seq = commit.last
         dest.staged_router_frame += len(batches)
         dest.index.last_ts = ts_ms
@@ -597,6 +703,10 @@ class ForwardCommit(Commit):
                 forwarder.cursor = self.cursor_after
             else:
                 dest.quota.release(self.data_bytes)
+                dest.dropped_blobs += [
+                    blob_id for _, copies in self.batches if copies is not None for blob_id in copies.blob_ids
+                ]
+                dest.mark_dirty()
         return True
 
     def on_done(self, error: Error | None) -> None:
@@ -654,6 +764,8 @@ def apply_batches(forwarder: Forwarder, batches: Sequence[ForwardBatch], ts_ms: 
     for batch in batches:
         body, copies = batch
         if copies is not None:
+            for number, blob_id in enumerate(copies.blob_ids):
+                dest.blobs.add(batch.first + number, blob_id)
             dest.publish(
                 batch.first, copies.frames, copies.records, copies.data_bytes, ts_ms, persistent=not dest.is_ephemeral
             )
