@@ -236,13 +236,7 @@ class Harness:
     def check_files(self, topic: Topic, disk: SimDisk) -> None:
         """Files after a start: everything that is named, and nothing that is not."""
         state = topic._state
-        row = next((row for row in manifest.load_newest(disk, PATH).manifest.topics if row.id == state.id), None)
-        before = manifest.load_newest(disk, PATH).before
-        named = {blob_id for _, blob_id in state.blobs}
-        named |= set() if row is None else ids_of_row(row.blobs)
-        named |= {
-            blob for old in (before.topics if before else ()) if old.id == state.id for blob in ids_of_row(old.blobs)
-        }
+        named = {blob_id for _, blob_id in state.blobs} | _named_by_manifests(disk, state.id)
         there = {path.rpartition("/")[2] for path in disk.tree() if path.startswith(f"{state.directory}/blobs/")}
         if extra := there - {f"blob-{blob:016x}.blob" for blob in named}:
             raise Violated(f"{topic.name}: nothing names {sorted(extra)}")
@@ -261,7 +255,9 @@ class Harness:
                 state = topic._state
                 live = {blob.path for blob in list_blob_files(state)}
                 there = {path for path in disk.tree() if path.startswith(f"{state.directory}/blobs/")}
-                named = {f"{state.directory}/blobs/blob-{blob:016x}.blob" for blob in _named_before(disk, state.id)}
+                named = {
+                    f"{state.directory}/blobs/blob-{blob:016x}.blob" for blob in _named_by_manifests(disk, state.id)
+                }
                 if not live <= there or there - live - named:
                     raise Violated(f"{name}: {sorted(there ^ live)} after checkpoints")
         damage = [finding for finding in check_directory(PATH, disk=disk) if finding.damage]
@@ -269,9 +265,11 @@ class Harness:
             raise Violated(f"a check finds {damage}")
 
 
-def _named_before(disk: SimDisk, topic_id: int) -> set[int]:
-    before = manifest.load_newest(disk, PATH).before
-    return {blob for row in (before.topics if before else ()) if row.id == topic_id for blob in ids_of_row(row.blobs)}
+def _named_by_manifests(disk: SimDisk, topic_id: int) -> set[int]:
+    """The blobs that the newest manifest or the one before it names."""
+    loaded = manifest.load_newest(disk, PATH)
+    rows = [*loaded.manifest.topics, *loaded.rows_before()]
+    return {blob for row in rows if row.id == topic_id for blob in ids_of_row(row.blobs)}
 
 
 def _meta_bytes(meta: dict[str, Any] | None) -> int:

@@ -329,21 +329,16 @@ def test_caps_age_and_drops_remove_blobs(world: EngineHarness, how: str) -> None
 def test_an_older_version_refuses_the_directory(world: EngineHarness) -> None:
     topic = topic_of(world.log)
 
-    def versions() -> list[int]:
-        snapshots = [content for path, content in sorted(world.disk.tree().items()) if "/meta/snapshot" in path]
-        return [int.from_bytes(content[4:8], "little") for content in snapshots]
+    def versions() -> set[int]:
+        manifests = [content for path, content in world.disk.tree().items() if "/meta/" in path]
+        return {int.from_bytes(content[4:8], "little") for content in manifests}
 
     topic.append("small")
-    world.log.checkpoint()
-    assert versions() == [100]
+    assert versions() == set(), "a directory without a manifest opens in any version"
     stream = topic_operations(topic).begin_stream()
     stream.write(DATA)
-    assert versions()[-1] == 102, "before the first frame that it would not know"
+    assert versions() == {102}, "before the first frame that it would not know"
     stream.roll_back()
-    world.restart("reopen")
-    world.log.topic("t").append("x")
-    world.log.checkpoint()
-    assert set(versions()) == {102}
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
