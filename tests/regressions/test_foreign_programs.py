@@ -244,6 +244,7 @@ def test_an_unfinished_record_of_the_program_is_cut_by_a_writer_only(continued: 
 
 def test_damage_in_what_the_program_appended_is_not_cut(continued: tuple[Path, int]) -> None:
     path, start = continued
+    RustLog(path).append(THEIRS)
     data = RustLog(path).paths[-1]
     content = bytearray(data.read_bytes())
     content[start : start + 4] = struct.pack(">I", 1 << 30)

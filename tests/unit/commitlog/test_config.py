@@ -72,7 +72,7 @@ def test_a_good_value_is_kept(name: str, value: Any) -> None:
 
 
 def test_every_setting_that_can_be_wrong_is_tried() -> None:
-    free = {"checksums", "verify_on_open", "repair"}  # any truth value will do
+    free = {"checksums", "verify_on_open", "repair", "unverified"}  # any truth value will do
     assert {name for name, _ in BAD} == {field.name for field in fields(LogConfig)} - free
 
 

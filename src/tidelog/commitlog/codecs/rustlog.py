@@ -469,6 +469,8 @@ class RustlogCodec(SparseCodec):
             return recovered
         # The other program keeps no checksums: from here on its records are covered like our own.
         tail = scan_records(self._layout, data, recovered.end, above=recovered.next_seq - 1).rows
+        if not len(tail) and not self._finds_record(data, recovered.end, recovered.next_seq):
+            return recovered  # not one record of another program
         more = read_crcs(encode_crcs(data, tail))
         continued = self._recover(data, base, np.concatenate((crcs, more)))
         if continued.stop is ScanStop.END:
@@ -476,6 +478,11 @@ class RustlogCodec(SparseCodec):
         if is_unfinished(data, continued.end, continued.next_seq, self._header_bytes):
             return continued
         return continued._replace(stop=ScanStop.BAD, has_unexplained_tail=True)
+
+    def _finds_record(self, data: Buffer, pos: int, seq: int) -> bool:
+        """Whether records with higher seqs follow somewhere after this byte."""
+        found, _ = vectorized.find_next_record(self._layout, data, pos, seq - 1, SIGNED_MAX, None)
+        return found < len(data)
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         return self._salvage(data, base, stop, _read_crcs(sides))
