@@ -17,12 +17,15 @@ from tidelog.cli.queue import split_command
 from tidelog.cli.render import Screen
 from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
-LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
+LOG = (
+    *("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore"),
+    *("topics", "describe", "lag"),
+)
 TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
 QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
-CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete")
+CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete", "import", "export")
 PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
