@@ -49,6 +49,7 @@ _MODULES = {
     "topics-recovery": "topics.bench_recovery",
     "topics-growth": "topics.bench_growth",
     "topics-deletes": "topics.bench_deletes",
+    "topics-large": "topics.bench_large",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

@@ -565,7 +565,7 @@ def test_config_shows_settings_and_which_were_set(run: Run) -> None:
     code, out, err = run("config", "d", "t")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()[2:]]
-    assert len(rows) == 17
+    assert len(rows) == 19
     assert ["ttl_ms", "1000", "set"] in rows
     assert ["durability", "disk"] in rows
     assert ["dead_letter", "null"] in rows
@@ -669,3 +669,42 @@ def test_a_gap_that_a_router_left_is_printed(run: Run, tmp_path: Path) -> None:
         "gap: seq 4 was",
     ]
     assert run("follow", "d", "t", "--on-gap", "emit", "--timeout", "0")[:2] == (0, out)
+
+
+# ── large records ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_is_written_as_one_record_and_read_back(run: Run) -> None:
+    data = Random(2).randbytes(700_000)
+    Path("in.bin").write_bytes(data)
+    fill(videos={"records": ["first"]})
+    written = answer(run("write", "d", "videos", "--stream", "in.bin", "--tag", "clip", "--json"))
+    assert (written["first"], written["records"]) == (2, 1)
+    assert run("write", "d", "videos", "--stream", "-", stdin=data[:1000])[0] == 0
+    records = objects(run("read", "d", "videos", "--json"))[:-1]
+    assert records[1]["data"]["$large"]["bytes"] == len(data)
+    code, out, _ = run("read", "d", "videos")
+    assert (code, '{"$large":{"bytes":700000' in out) == (0, True)
+    read = answer(run("cat-record", "d", "videos", "--seq", 2, "--output", "out.bin", "--json"))
+    assert (read["bytes"], read["xxh3"]) == (len(data), records[1]["data"]["$large"]["xxh3"])
+    assert Path("out.bin").read_bytes() == data
+    assert run("cat-record", "d", "videos", "--seq", 1)[1] == '"first"'
+    assert "exists" in refused(run("cat-record", "d", "videos", "--seq", 2, "--output", "out.bin"))
+    assert "no record 9" in refused(run("cat-record", "d", "videos", "--seq", 9))
+    assert "cannot be written" in refused(run("cat-record", "d", "videos", "--seq", 2, "--output", "no/out.bin"))
+
+
+def test_a_stream_that_cannot_be_written_is_refused(run: Run) -> None:
+    Path("in.bin").write_bytes(bytes(2_000_000))
+    fill(videos={"records": ["first"]})
+    before = files()
+    assert "max_record_bytes" in refused(run("write", "d", "videos", "--stream", "in.bin"))
+    assert "cannot be read" in refused(run("write", "d", "videos", "--stream", "missing.bin"))
+    assert "--json-lines" in refused(run("write", "d", "videos", "--stream", "in.bin", "--json-lines"))
+    assert held("videos") == ["first"]
+    assert not [name for name in files() if "blobs/" in name]
+    assert before
+    assert run("config", "d", "videos", "max_record_bytes=3000000")[1].startswith(
+        "max_record_bytes: 1048576 -> 3000000"
+    )
+    assert run("write", "d", "videos", "--stream", "in.bin")[0] == 0
