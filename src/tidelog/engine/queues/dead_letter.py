@@ -372,18 +372,18 @@ def _move_run_back(
         decode_names(rows, rows.node),
         [meta or None for meta in metas],
     )
-    if is_large:
-        _append_redriven(queue, partial(large_append.append_copy, topic, rows, queue, batch, durable=True))
-    else:
-        durable = not topic.is_ephemeral
-        _append_redriven(queue, lambda: append.submit_write(queue, batch, durable=durable).wait())
+    copy = partial(large_append.append_copy, topic, rows, queue, batch, durable=True) if is_large else None
+    _append_redriven(queue, batch, durable=not topic.is_ephemeral, copy=copy)
     delete.delete_records(topic, None, None, rows.seq.tolist())
 
 
 @defer_signals
-def _append_redriven(queue: TopicState, write: Callable[[], Appended]) -> None:
-    """Append jobs to their queue; durable on return, whatever the topic's class is."""
-    appended = write()
+def _append_redriven(
+    queue: TopicState, batch: Batch, *, durable: bool, copy: Callable[[], Appended] | None = None
+) -> None:
+    """Append jobs to their queue; `durable`: durable on return, whatever the topic's class is. `copy`: how a large one
+    is appended, which is durable in any case."""
+    appended = append.submit_write(queue, batch, durable=durable).wait() if copy is None else copy()
     if queue.is_dropped:
         raise TopicNotFound(queue.name)
     state = get_queue_state(queue)

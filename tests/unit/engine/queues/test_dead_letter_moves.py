@@ -353,9 +353,9 @@ def test_redriven_jobs_are_synced_unless_the_dead_letters_are_ephemeral(
     synced: list[bool] = []
     append = dead_letter._append_redriven
 
-    def recording(target: Any, batch: Any, *, durable: bool) -> None:
+    def recording(target: Any, batch: Any, *, durable: bool, copy: Any) -> None:
         synced.append(durable)
-        append(target, batch, durable=durable)
+        append(target, batch, durable=durable, copy=copy)
 
     monkeypatch.setattr(dead_letter, "_append_redriven", recording)
     dead.redrive()
