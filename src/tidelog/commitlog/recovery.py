@@ -62,8 +62,6 @@ class RecoveryReport:
     cut_bytes: int = 0
     cut_reason: str = ""
     rebuilt: list[str] = field(default_factory=list)
-    index_rebuilds: int = 0  # segments whose derived files were built again from the data
-    index_rebuild_us: int = 0
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -71,6 +69,8 @@ class RecoveryReport:
     cut_suspect: bool = False  # the cut may be more than one unfinished write: records may follow the bad one
     has_unexplained_tail: bool = False  # the cut may be records of another program: readers raise at the end
     notes: list[str] = field(default_factory=list)  # unusual, harmless, and left as it is
+    index_rebuilds: int = 0  # segments whose derived files were built again from the data
+    index_rebuild_us: int = 0
 
     @property
     def clean(self) -> bool:
