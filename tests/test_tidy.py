@@ -404,7 +404,8 @@ EXCUSES = (
     ),
     Excuse("clock.py", "the clock", "it is the interface"),
     Excuse("commitlog/append.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
-    Excuse("commitlog/async_log.py", "a wait", "its writer thread waits for calls, and a follower for a record"),
+    Excuse("commitlog/async_log.py", "a wait", "a follower waits for a record, and is woken by its writer"),
+    Excuse("commitlog/writer_thread.py", "a wait", "the writer thread waits for calls"),
     Excuse(
         "engine/background.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"
     ),

@@ -7,7 +7,7 @@
 One log, four layouts (`codecs/`): `tide` (Tidelog's own), `rustlog`, `laminar` and `narwhal`. Read `log.py` first:
 `SegmentedLog` opens a directory (`recovery`) and keeps its segments in a `LogState` (`log_state`). `append`, `read`
 and `cleaner` are functions over that state. `segment` owns the files of one segment, `codec` is the
-interface of a layout. `async_log` is the same log for asyncio, over threads; `metrics` what to watch of a log.
+interface of a layout. `async_log` is the same log for asyncio, over a `writer_thread`; `metrics` what to watch.
 `partitions` keeps many logs under one root, `offsets` the consumers' positions; `log_copy` and `verify` work on whole
 logs.
 """

@@ -19,15 +19,12 @@ news costs one object in a set.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from enum import Enum
 from functools import partial
-from threading import Condition, Thread
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import finalize
 
 import pyarrow as pa
@@ -42,216 +39,18 @@ from tidelog.commitlog.offsets import ConsumerOffsets
 from tidelog.commitlog.read import Page
 from tidelog.commitlog.recovery import RecoveryReport
 from tidelog.commitlog.storage import guard_stream_async
+from tidelog.commitlog.writer_thread import Follower, Job, QueuedRecord, WriterThread, append_jobs, settle
 from tidelog.config import LogConfig
 from tidelog.disk import process
 from tidelog.disk.interface import Disk
-from tidelog.errors import BadInput, Closed, Error, Latched, OutOfRange, ReadOnly, Truncated, WriteCancelled
+from tidelog.errors import BadInput, Closed, OutOfRange, ReadOnly, Truncated, WriteCancelled
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer, Record
 
 T = TypeVar("T")
-_GATHERED_RECORDS_MAX: Final = 1024  # of single appends that are written as one batch
-_GATHERED_BYTES_MAX: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 20  # of one read of an iteration: a page of records in memory
 _READERS: Final = 4
-
-
-class _JobState(Enum):
-    QUEUED = "queued"  # may be withdrawn
-    BEGUN = "begun"  # runs to its end
-    WITHDRAWN = "withdrawn"  # cancelled in the queue: never runs
-    DONE = "done"
-
-
-class _Record:
-    """The one record of an append that may be written together with others."""
-
-    __slots__ = ("data", "meta", "node", "tag")
-
-    def __init__(self, data: bytes, node: bytes, tag: bytes, meta: bytes) -> None:
-        self.data, self.node, self.tag, self.meta = data, node, tag, meta
-
-
-class _Job(Generic[T]):
-    """One call for the writer thread. Its outcome is set on the event loop that waits for it."""
-
-    __slots__ = ("call", "error", "loop", "record", "state", "value", "waiter")
-
-    def __init__(
-        self, call: Callable[[], T], loop: asyncio.AbstractEventLoop | None, record: _Record | None = None
-    ) -> None:
-        self.call, self.loop, self.record = call, loop, record
-        self.state = _JobState.QUEUED
-        self.value: T | None = None
-        self.error: BaseException | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def run(self) -> None:
-        try:
-            self.value = self.call()
-        except BaseException as error:  # of the call: it is raised where the call was made
-            self.error = error
-
-    def finish(self) -> None:
-        """Wake the task that waits for the outcome. Called on its event loop."""
-        self.state = _JobState.DONE
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
-class _Follower:
-    """A task that follows the log. `truncations` are the marks of truncates that it has not seen yet: added by the
-    writer thread before the seqs are given again, taken by the task."""
-
-    __slots__ = ("loop", "news", "truncations")
-
-    def __init__(self) -> None:
-        self.loop, self.news = asyncio.get_running_loop(), asyncio.Event()
-        self.truncations: deque[int] = deque()
-
-    def lowest_truncation(self) -> int | None:
-        """Return the smallest mark since the last call; None where there is none."""
-        return min([self.truncations.popleft() for _ in range(len(self.truncations))], default=None)
-
-
-class _WriterThread:
-    """Runs jobs one after the other. Thread-safe."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._changed = Condition()
-        self._jobs: deque[_Job[Any]] = deque()
-        self._stopping = False
-        self.append_many: Callable[[list[_Job[Any]]], None] | None = None  # writes single appends as one batch
-        self.followers: set[_Follower] = set()
-        self._thread = Thread(target=self._run, name=f"tidelog write {path}", daemon=True)
-        self._thread.start()
-
-    def submit(self, job: _Job[Any]) -> None:
-        with self._changed:
-            if self._stopping:
-                raise Closed(f"{self._path} is closed; nothing was done, open it again")
-            self._jobs.append(job)
-            self._changed.notify()
-
-    def withdraw(self, job: _Job[Any]) -> bool:
-        """Take a job out of the queue; False where it has begun."""
-        with self._changed:
-            if job.state is not _JobState.QUEUED:
-                return False
-            job.state = _JobState.WITHDRAWN
-            return True
-
-    def stop(self) -> None:
-        """End the thread once the queue is empty. Does not wait for it."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while jobs := self._take():
-            if len(jobs) > 1 and self.append_many is not None:
-                self.append_many(jobs)
-            else:
-                jobs[0].run()
-            self._deliver(jobs)
-
-    def _take(self) -> list[_Job[Any]]:
-        """Begin the next job, or the next run of single appends; empty when the thread is to end."""
-        with self._changed:
-            while True:
-                while self._jobs and self._jobs[0].state is _JobState.WITHDRAWN:
-                    self._jobs.popleft()
-                if self._jobs:
-                    break
-                if self._stopping:
-                    return []
-                self._changed.wait()
-            taken, size = [self._jobs.popleft()], 0
-            while taken[-1].record is not None and len(taken) < _GATHERED_RECORDS_MAX:
-                size += len(taken[-1].record.data)
-                while self._jobs and self._jobs[0].state is _JobState.WITHDRAWN:
-                    self._jobs.popleft()
-                if size > _GATHERED_BYTES_MAX or not self._jobs or self._jobs[0].record is None:
-                    break
-                taken.append(self._jobs.popleft())
-            for job in taken:
-                job.state = _JobState.BEGUN
-            return taken
-
-    def _deliver(self, jobs: list[_Job[Any]]) -> None:
-        """Hand every outcome to its event loop, with one call for each loop, and wake the followers."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
-        for job in jobs:
-            if job.loop is not None:
-                by_loop.setdefault(job.loop, []).append(job)
-        for loop, mine in by_loop.items():
-            with suppress(RuntimeError):  # the loop was closed: its tasks are gone
-                loop.call_soon_threadsafe(_finish_all, mine)
-        for follower in self.followers.copy():
-            try:
-                follower.loop.call_soon_threadsafe(follower.news.set)
-            except RuntimeError:
-                self.followers.discard(follower)
-
-
-def _finish_all(jobs: list[_Job[Any]]) -> None:
-    for job in jobs:
-        job.finish()
-
-
-def _same_or_each(values: list[bytes]) -> bytes | list[bytes]:
-    return values[0] if values.count(values[0]) == len(values) else values
-
-
-def _append_jobs(log: SegmentedLog, jobs: list[_Job[Any]]) -> None:
-    """Write single appends as one batch. Where it is refused or rolled back, those of its records that were not written
-    are appended one by one, so that each call has the outcome that it would have had alone."""
-    records = [job.record for job in jobs if job.record is not None]
-    try:
-        seqs = log.append_many(
-            [record.data for record in records],
-            node=_same_or_each([record.node for record in records]),
-            tag=_same_or_each([record.tag for record in records]),
-            meta=_same_or_each([record.meta for record in records]),
-        )
-    except Latched as error:
-        seqs = error.acked
-        for number, job in enumerate(jobs):
-            is_written = number < len(seqs)
-            if is_written and len(seqs) < len(jobs):
-                continue  # it was synced before the failure
-            # With `interval` all were written, and the sync that was due failed.
-            job.error = own = Latched(*error.args)
-            own.__cause__, own.written = error, error.written
-            own.acked = seqs[number : number + 1]
-    except Error as error:
-        seqs = error.acked
-        for job in jobs[len(seqs) :]:
-            job.run()
-    except BaseException as error:
-        seqs = range(0)
-        for job in jobs:
-            job.error = error
-    for job, seq in zip(jobs, seqs, strict=False):
-        job.value = seq
-
-
-async def _settle(writer: _WriterThread, job: _Job[Any], *, may_withdraw: bool = True) -> asyncio.CancelledError | None:
-    """Wait until a job is done; return the cancellation that arrived meanwhile. Raise it at once where the job could
-    be taken out of the queue."""
-    assert job.loop is not None, "a job that is waited for has a loop"
-    cancelled: asyncio.CancelledError | None = None
-    while job.state is not _JobState.DONE:
-        job.waiter = job.loop.create_future()
-        try:
-            await job.waiter
-        except asyncio.CancelledError as error:
-            if may_withdraw and writer.withdraw(job):
-                raise
-            cancelled = error
-    return cancelled
 
 
 class AsyncConsumerOffsets:
@@ -284,9 +83,9 @@ class AsyncSegmentedLog:
     them are plain attributes: they take no lock.
     """
 
-    def __init__(self, log: SegmentedLog, writer: _WriterThread, readers: int) -> None:
+    def __init__(self, log: SegmentedLog, writer: WriterThread, readers: int) -> None:
         self._log, self._state, self._writer = log, log._log_state, writer
-        writer.append_many = partial(_append_jobs, log)
+        writer.append_many = partial(append_jobs, log)
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"tidelog read {log.path}")
         self._stop_threads = finalize(self, _stop_threads, writer, self._readers)
         self._stop_threads.atexit = False
@@ -324,19 +123,19 @@ class AsyncSegmentedLog:
             config=config,
             **settings,
         )
-        writer = _WriterThread(path)
-        job: _Job[SegmentedLog] = _Job(opening, asyncio.get_running_loop())
+        writer = WriterThread(path)
+        job: Job[SegmentedLog] = Job(opening, asyncio.get_running_loop())
         writer.submit(job)
         try:
-            cancelled = await _settle(writer, job)
+            cancelled = await settle(writer, job)
             if job.error is not None:
                 raise job.error
             assert job.value is not None, "open returns a log or raises"
             if cancelled is None:
                 return cls(job.value, writer, readers)
-            closing: _Job[None] = _Job(job.value.close, asyncio.get_running_loop())
+            closing: Job[None] = Job(job.value.close, asyncio.get_running_loop())
             writer.submit(closing)
-            await _settle(writer, closing, may_withdraw=False)
+            await settle(writer, closing, may_withdraw=False)
             raise cancelled
         except BaseException:
             writer.stop()
@@ -375,19 +174,19 @@ class AsyncSegmentedLog:
 
     # ── threads ───────────────────────────────────────────────────────────────────────────────
 
-    async def _write(self, call: Callable[[], T], record: _Record | None = None) -> T:
+    async def _write(self, call: Callable[[], T], record: QueuedRecord | None = None) -> T:
         """Run a call on the writer thread and return its result."""
         self._state.check_open()
-        job: _Job[T] = _Job(call, asyncio.get_running_loop(), record)
+        job: Job[T] = Job(call, asyncio.get_running_loop(), record)
         self._writer.submit(job)
-        cancelled = await _settle(self._writer, job)
+        cancelled = await settle(self._writer, job)
         if cancelled is not None:
             raise cancelled from (job.error or WriteCancelled(self.path, result=job.value))
         if job.error is not None:
             raise job.error
         return job.value  # type: ignore[return-value]  # None only where T allows it
 
-    async def _append_one(self, call: Callable[[], int], record: _Record | None = None) -> int:
+    async def _append_one(self, call: Callable[[], int], record: QueuedRecord | None = None) -> int:
         """`_write` of one record."""
         try:
             return await self._write(call, record)
@@ -420,7 +219,7 @@ class AsyncSegmentedLog:
         """Write one record and return its seq; see `SegmentedLog.append`. Appends of several tasks share a sync."""
         check_bytes((data,))
         call = partial(self._log.append, data, node=node, tag=tag, meta=meta, expected=expected)
-        return await self._append_one(call, _Record(data, node, tag, meta) if expected is None else None)
+        return await self._append_one(call, QueuedRecord(data, node, tag, meta) if expected is None else None)
 
     async def append_many(
         self,
@@ -466,7 +265,7 @@ class AsyncSegmentedLog:
         except GeneratorExit:  # the event loop has ended: nothing can be awaited any more
             for stream in begun:
                 with suppress(Closed):
-                    self._writer.submit(_Job(stream.roll_back, None))
+                    self._writer.submit(Job(stream.roll_back, None))
             raise
         except BaseException as error:
             for stream in begun:
@@ -486,10 +285,10 @@ class AsyncSegmentedLog:
         """Remove the bytes of a stream that ended with `error`, also where the task is cancelled again."""
         if self._state.active_stream is not stream or self._state.closed:
             return  # it was committed, or rolled back by its last step or by the close
-        job: _Job[None] = _Job(stream.roll_back, asyncio.get_running_loop())
+        job: Job[None] = Job(stream.roll_back, asyncio.get_running_loop())
         with suppress(Closed):
             self._writer.submit(job)
-            cancelled = await _settle(self._writer, job, may_withdraw=False)
+            cancelled = await settle(self._writer, job, may_withdraw=False)
             if job.error is not None:
                 if isinstance(error, asyncio.CancelledError):
                     raise error from job.error
@@ -652,15 +451,15 @@ class AsyncSegmentedLog:
                     return
 
     @contextmanager
-    def _followed(self) -> Iterator[_Follower]:
-        follower = _Follower()
+    def _followed(self) -> Iterator[Follower]:
+        follower = Follower()
         self._writer.followers.add(follower)
         try:
             yield follower
         finally:
             self._writer.followers.discard(follower)
 
-    async def _wait_for_news(self, follower: _Follower, seq: int, timeout: float | None) -> bool:
+    async def _wait_for_news(self, follower: Follower, seq: int, timeout: float | None) -> bool:
         """Wait until the log has changed after `seq`; False where it did not in time."""
         try:
             async with asyncio.timeout(timeout):
@@ -753,6 +552,6 @@ class AsyncSegmentedLog:
         return self._log.damage_skipped
 
 
-def _stop_threads(writer: _WriterThread, readers: ThreadPoolExecutor) -> None:
+def _stop_threads(writer: WriterThread, readers: ThreadPoolExecutor) -> None:
     writer.stop()
     readers.shutdown(wait=False)

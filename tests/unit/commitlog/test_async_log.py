@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tidelog.commitlog import AsyncSegmentedLog, SegmentedLog
-from tidelog.commitlog.async_log import _Job
+from tidelog.commitlog.writer_thread import Job
 from tidelog.errors import (
     BadInput,
     Busy,
@@ -109,7 +109,7 @@ async def run_cancelled(
     def before() -> None:
         if when == "queued" and log is not None:
             with suppress(Closed):
-                log._writer.submit(_Job(pause.wait, None))
+                log._writer.submit(Job(pause.wait, None))
         elif when == "begun":
             disk.on_op = lambda _: pause.wait() if not pause.open.is_set() else None
 
@@ -313,7 +313,7 @@ def test_appends_of_many_tasks_share_syncs_and_keep_their_order() -> None:
     async def main() -> None:
         disk, pause = SimDisk(), WriterPause()
         log = await opened(disk, sync="batch")
-        log._writer.submit(_Job(pause.wait, None))
+        log._writer.submit(Job(pause.wait, None))
         tasks = [asyncio.create_task(log.append(b"%d" % number, tag=b"t%d" % (number % 3))) for number in range(300)]
         await asyncio.sleep(0)
         pause.open.set()
@@ -328,7 +328,7 @@ def test_appends_of_many_tasks_share_syncs_and_keep_their_order() -> None:
 async def gathered(log: AsyncSegmentedLog, *appends: Awaitable[Any]) -> list[Any]:
     """Let these appends wait together, and return each result or error."""
     pause = WriterPause()
-    log._writer.submit(_Job(pause.wait, None))
+    log._writer.submit(Job(pause.wait, None))
     tasks = [asyncio.ensure_future(append) for append in appends]
     await asyncio.sleep(0)
     pause.open.set()
@@ -398,7 +398,7 @@ def test_a_full_disk_fails_what_does_not_fit_and_nothing_else() -> None:
 def test_a_withdrawn_append_leaves_no_hole_among_others() -> None:
     async def main() -> None:
         log, pause = await opened(SimDisk()), WriterPause()
-        log._writer.submit(_Job(pause.wait, None))
+        log._writer.submit(Job(pause.wait, None))
         tasks = [asyncio.create_task(log.append(b"%d" % number)) for number in range(6)]
         await asyncio.sleep(0)
         for number in (0, 3, 5):
