@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.contract_http.server import Server
+from tests.kit.commands import Run, runner
 
 from tidelog import errors
 from tidelog.api_types import error_from_wire
@@ -19,7 +18,6 @@ from tidelog.server.errors import api_error_from
 
 ROOM, JOBS, ANN, BOB = "!room@example.org", "!jobs@example.org", "ann@example.org", "bob@example.org"
 KEYS = f"root,{ANN}=ann:read+write+delete,{BOB}=bob:rw"
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -34,11 +32,10 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def run(server: Server, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    run = runner(capsysbinary, monkeypatch, "channel")
+
     def command(*words: object, key: str = "root", stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(["channel", *map(str, words), "--server", url(server), "--key", key])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(errors="replace"), err.decode()
+        return run(*words, "--server", url(server), "--key", key, stdin=stdin)
 
     return command
 

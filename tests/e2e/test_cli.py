@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -14,21 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.commands import COMMAND, ENVIRONMENT, run_process, start_process
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.commitlog.codecs import CODEC_NAMES
 
-# Unbuffered output would hide an answer that is never flushed, and a flush that fails as the process ends.
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-TIDELOG = [sys.executable, "-m", "tidelog.cli.main"]
 RECORDS = [b"k%d=%d" % (number % 7, number) for number in range(300)]
 LINES = b"\n".join([*RECORDS, b""])
 
 
 def run(cwd: Path, *words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*TIDELOG, "log", *map(str, words)], cwd=cwd, input=stdin, capture_output=True, timeout=120)
+    return run_process(cwd, "log", *words, stdin=stdin)
 
 
 def good(cwd: Path, *words: object, stdin: bytes = b"") -> bytes:
@@ -59,9 +56,7 @@ def held(path: Path) -> list[bytes]:
 
 
 def start(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    command = [*TIDELOG, "log", *map(str, words)]
-    return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
+    return start_process(cwd, "log", *words)
 
 
 # ── every command on every codec ──────────────────────────────────────────────────────────────────
@@ -194,7 +189,7 @@ def large(path: Path) -> str:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_cat_ends_quietly_when_its_reader_has_enough(options: list[str], tmp_path: Path) -> None:
-    command = shlex.join([*TIDELOG, "log", "cat", large(tmp_path / "log"), *options])
+    command = shlex.join([*COMMAND, "log", "cat", large(tmp_path / "log"), *options])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"record 000000" in done.stdout
@@ -205,7 +200,7 @@ def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     path = large(tmp_path / "log")
     for limit in (1, 50_000):  # less than a buffer, and more
         with open("/dev/full", "wb") as full:
-            command = [*TIDELOG, "log", "cat", path, "--limit", str(limit)]
+            command = [*COMMAND, "log", "cat", path, "--limit", str(limit)]
             done = subprocess.run(command, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, timeout=120)
         assert (done.returncode, done.stderr) == (2, b"tidelog: [Errno 28] No space left on device\n")
 
@@ -297,7 +292,7 @@ def test_the_tour_keeps_its_word_and_its_commands_work(tmp_path: Path, events: i
     codes = {}
     for line in re.findall(r"^  \$ tidelog (.*)$", done.stdout, re.MULTILINE):
         words = shlex.split(line)
-        again = subprocess.run([*TIDELOG, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+        again = subprocess.run([*COMMAND, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
         codes[" ".join(words[: 1 if words[0] == "check" else 2])] = again.returncode
     assert codes.pop("log verify") == 1, "it finds the bit that the tour flipped"
     assert codes == dict.fromkeys(

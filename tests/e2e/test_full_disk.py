@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.test_serve import LIMIT_S, ready, until_there
+from tests.kit.small_disk import mounted_small_disk, take_all
 from tests.kit.waiting import eventually
 
 TIDELOG = str(Path(sys.executable).with_name("tidelog"))
@@ -22,15 +23,8 @@ TIDELOG = str(Path(sys.executable).with_name("tidelog"))
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB; skipped, and says so, without the right to mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs root to mount a small file system: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+    with mounted_small_disk(tmp_path) as place:
+        yield place
 
 
 class Server:
@@ -70,16 +64,6 @@ class Server:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(LIMIT_S)
-
-
-def take_all(small_disk: Path) -> None:
-    with (small_disk / "filler").open("ab") as file:
-        size = 1 << 16
-        while size:
-            try:
-                os.write(file.fileno(), bytes(size))
-            except OSError:
-                size //= 2
 
 
 def fill(server: Server, topic: str, acked: list[int]) -> None:

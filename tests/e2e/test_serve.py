@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.commands import free_port
 from tests.kit.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 TIDELOG = str(Path(sys.executable).with_name("tidelog"))
 LIMIT_S = 30
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def until_there(path: Path) -> str:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.commands import COMMAND, run_process, start_process
 
 import tidelog
 
-# Unbuffered output would hide an answer that is never flushed.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-TIDELOG = [sys.executable, "-m", "tidelog.cli.main"]
 RECORDS = [b"record %d" % number for number in range(1, 301)]
 LINES = b"\n".join([*RECORDS, b""])
 
 
-def run(cwd: Path, *words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*TIDELOG, *map(str, words)], cwd=cwd, input=stdin, capture_output=True, timeout=120)
-
-
 def answer(cwd: Path, *words: object, stdin: bytes = b"") -> dict[str, Any]:
-    done = run(cwd, *words, "--json", stdin=stdin)
+    done = run_process(cwd, *words, "--json", stdin=stdin)
     assert (done.returncode, done.stderr) == (0, b""), (words, done)
     fields = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(fields, dict)
@@ -35,9 +27,7 @@ def answer(cwd: Path, *words: object, stdin: bytes = b"") -> dict[str, Any]:
 
 
 def start(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    command = [*TIDELOG, "topic", *map(str, words)]
-    return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
+    return start_process(cwd, "topic", *words)
 
 
 def held(path: Path, topic: str) -> list[Any]:
@@ -52,7 +42,7 @@ def test_a_topic_lives_its_whole_life_on_the_command_line(tmp_path: Path) -> Non
     assert (written["first"], written["last"], written["class"]) == (1, 300, "fsync")
     assert answer(tmp_path, "topic", "write", "d", "t", "--json-lines", "--tag", "b", stdin=b'{"n":1}\n')["last"] == 301
     assert [row["count"] for row in answer(tmp_path, "topic", "ls", "d")["topics"]] == [301]
-    assert run(tmp_path, "topic", "read", "d", "t", "--limit", 300).stdout == LINES
+    assert run_process(tmp_path, "topic", "read", "d", "t", "--limit", 300).stdout == LINES
     assert answer(tmp_path, "topic", "delete", "d", "t", "--match", "a", "--before", 51, "--dry-run")["deleted"] == 50
     assert answer(tmp_path, "topic", "delete", "d", "t", "--match", "a", "--before", 51)["left"] == 251
     assert answer(tmp_path, "topic", "config", "d", "t", "cap_records=100")["evicted"] == 151
@@ -64,7 +54,7 @@ def test_a_topic_lives_its_whole_life_on_the_command_line(tmp_path: Path) -> Non
     assert (end["counts"]["rows"], end["counts"]["evicted"]) == (100, 201)
     checked = answer(tmp_path, "check", "d")
     assert (checked["ok"], checked["records"], checked["findings"]) == (True, 100, [])
-    assert run(tmp_path, "topic", "drop", "d", "t").returncode == 2
+    assert run_process(tmp_path, "topic", "drop", "d", "t").returncode == 2
     assert answer(tmp_path, "topic", "drop", "d", "t", "--yes")["records"] == 100
     assert answer(tmp_path, "topic", "ls", "d")["topics"] == []
 
@@ -76,12 +66,12 @@ def test_a_second_writer_is_refused_and_readers_are_welcome(tmp_path: Path) -> N
         writer.stdin.write(b"first\n")
         writer.stdin.flush()
         assert writer.stdout.readline() == b"seq 1\n"
-        done = run(tmp_path, "topic", "write", "d", "t", stdin=b"second\n")
+        done = run_process(tmp_path, "topic", "write", "d", "t", stdin=b"second\n")
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr.startswith(b"tidelog: d is being written by another process (pid %d); " % writer.pid)
         assert done.stderr.count(b"\n") == 1
-        assert run(tmp_path, "topic", "read", "d", "t").stdout == b"first\n"
-        assert run(tmp_path, "check", "d").returncode == 0
+        assert run_process(tmp_path, "topic", "read", "d", "t").stdout == b"first\n"
+        assert run_process(tmp_path, "check", "d").returncode == 0
         writer.communicate(b"last")
     assert writer.returncode == 0
     assert held(tmp_path / "d", "t") == [b"first", b"last"]
@@ -100,7 +90,7 @@ def test_every_acked_line_survives_kill_9(durability: str, tmp_path: Path) -> No
         acked += [json.loads(line)["last"] for line in writer.stdout if line.endswith(b"\n")]
     assert writer.returncode == -9
     assert acked[9] == 70
-    checked = run(tmp_path, "check", "d")
+    checked = run_process(tmp_path, "check", "d")
     assert checked.returncode == 0, checked
     served = held(tmp_path / "d", "t")
     assert len(served) >= acked[-1]
@@ -110,7 +100,7 @@ def test_every_acked_line_survives_kill_9(durability: str, tmp_path: Path) -> No
 
 
 def test_follow_prints_what_a_writer_writes_and_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
-    assert run(tmp_path, "topic", "write", "d", "t", stdin=b"before\n").returncode == 0
+    assert run_process(tmp_path, "topic", "write", "d", "t", stdin=b"before\n").returncode == 0
     with start(tmp_path, "follow", "d", "t", "--json") as follower:
         assert follower.stdout is not None
         assert follower.stderr is not None
@@ -149,23 +139,23 @@ def test_a_reader_ends_quietly_when_its_own_reader_has_enough(verb: str, tmp_pat
     with tidelog.open(str(tmp_path / "d")) as log:
         for _ in range(10):
             log.topic("t").append([b"x" * 100] * 5000)
-    command = shlex.join([*TIDELOG, "topic", verb, str(tmp_path / "d"), "t"])
+    command = shlex.join([*COMMAND, "topic", verb, str(tmp_path / "d"), "t"])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], capture_output=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"x" * 100 + b"\n", b"")
 
 
 def test_check_exits_with_1_and_names_the_place_of_a_flipped_bit(tmp_path: Path) -> None:
-    assert run(tmp_path, "topic", "write", "d", "t", "--batch", 25, stdin=LINES).returncode == 0
+    assert run_process(tmp_path, "topic", "write", "d", "t", "--batch", 25, stdin=LINES).returncode == 0
     (file,) = (tmp_path / "d" / "topics").rglob("*.data")
     data = bytearray(file.read_bytes())
     at = data.index(b"record 60")
     data[at] ^= 1
     file.write_bytes(data)
-    done = run(tmp_path, "check", "d")
+    done = run_process(tmp_path, "check", "d")
     assert done.returncode == 1
     first, _, _ = done.stdout.decode().partition("\n")
     name = file.relative_to(tmp_path / "d").as_posix()
     assert first.startswith(f"d: damage in {name} at byte ")
     assert first.endswith(", seqs 51 to 75 of t: checksum mismatch")
-    assert run(tmp_path, "topic", "read", "d", "t").returncode == 1
-    assert run(tmp_path, "topic", "read", "d", "t", "--from", 75).returncode == 0, "the rest is served"
+    assert run_process(tmp_path, "topic", "read", "d", "t").returncode == 1
+    assert run_process(tmp_path, "topic", "read", "d", "t", "--from", 75).returncode == 0, "the rest is served"

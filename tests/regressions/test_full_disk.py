@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.kit.small_disk import mounted_small_disk, take_all
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
@@ -288,27 +289,8 @@ def test_full_disk_refuses_messages_of_a_channel_until_there_is_space() -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB; skipped, and says so, without the right to mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"needs root to mount a small file system: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
-
-
-def take_all(place: Path) -> None:
-    """Another program takes every byte that is free."""
-    with (place / "filler").open("ab") as file:
-        size = 1 << 16
-        while size:
-            try:
-                os.write(file.fileno(), bytes(size))
-            except OSError:
-                size //= 2
+    with mounted_small_disk(tmp_path) as place:
+        yield place
 
 
 def tried(work: Callable[[], object]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.contract_http.server import Server
+from tests.kit.commands import free_port
 from tests.spark import killed_sink, topic_copy
 from tests.spark.helpers import costly, open_location, wait_for
 from tests.spark.topic_copy import BATCHES, ROWS, TopicCopy, check_copy, fill_topic, run_with_random_kills
@@ -355,9 +355,7 @@ def test_a_group_is_never_ahead_of_the_sink(killed_source_session: SparkSession,
 def test_a_query_outlives_restarts_of_its_server(spark: SparkSession, tmp_path: Path) -> None:
     """From a server into the same server, which is killed and started again three times while the query runs."""
     rows, size = 1200, 60
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tmp_path / "server"
     args = ("--data", str(folder / "data"), "--port", str(port), "--port-file", str(folder / "port.txt"))
     with Server(folder, *args) as server:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
 import pytest
+from tests.kit.commands import Run, runner
 
 import tidelog
 from tidelog.channels.rules import directory_name
-from tidelog.cli.main import main
 
 ROOM, ANN, BOB = "!room@example.org", "ann@example.org", "bob@example.net"
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(["channel", *map(str, words)])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return command
+    return runner(capsysbinary, monkeypatch, "channel", directory=tmp_path)
 
 
 @pytest.fixture

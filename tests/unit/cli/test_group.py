@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.kit.commands import Run, json_result, runner
 
 import tidelog
 from tidelog.cli.group import parse_position
-from tidelog.cli.main import main
 from tidelog.testing import ManualClock
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command beside a directory `d` with a topic `t`: five records, of which a cap of four keeps four."""
     monkeypatch.chdir(tmp_path)
     with tidelog.open("d", wal_file_bytes=1 << 16, clock=ManualClock()) as log:
         log.topic("t", cap_records=4).append([b"12"] * 5)
-
-    def command(*words: object) -> tuple[int, str, str]:
-        code = main(list(map(str, words)))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
-
-
-def answer(result: tuple[int, str, str]) -> dict[str, Any]:
-    code, out, err = result
-    assert (code, err) == (0, ""), result
-    fields = json.loads(out)
-    assert isinstance(fields, dict)
-    return fields
+    return runner(capsysbinary, monkeypatch)
 
 
 def refused(result: tuple[int, str, str]) -> str:
@@ -54,11 +36,11 @@ def position() -> int | None:
 
 
 def test_a_commit_and_what_it_would_do(run: Run) -> None:
-    look = answer(run("group", "commit", "d", "t", "g", 3, "--dry-run", "--json"))
+    look = json_result(run("group", "commit", "d", "t", "g", 3, "--dry-run", "--json"))
     assert look["gap"] is None
     assert (look["from"], look["to"], look["records"], look["bytes"], look["dry_run"]) == (0, 3, 2, 4, True)
     assert position() is None
-    done = answer(run("group", "commit", "d", "t", "g", 3, "--json"))
+    done = json_result(run("group", "commit", "d", "t", "g", 3, "--json"))
     assert (done["position"], done["lag"]["records"], done["hold_bytes"], position()) == (3, 2, 0, 3)
     for words in ((2,), (9,), (4, "--expect", 1), (4, "--expect", 1, "--dry-run")):
         assert "nothing was changed" in refused(run("group", "commit", "d", "t", "g", *words))
@@ -79,15 +61,15 @@ def test_a_reset_and_what_it_would_do(run: Run) -> None:
         "g of t goes from 5 to 1: 4 records (8 B) read again\n"
     )
     assert position() == 1
-    assert answer(run("group", "reset", "d", "t", "g", "2001-01-01", "--json"))["to"] == 1
-    assert answer(run("group", "reset", "d", "t", "g", "2101-01-01T12:00:00Z", "--json"))["to"] == 5
+    assert json_result(run("group", "reset", "d", "t", "g", "2001-01-01", "--json"))["to"] == 1
+    assert json_result(run("group", "reset", "d", "t", "g", "2101-01-01T12:00:00Z", "--json"))["to"] == 5
 
 
 def test_groups_are_listed_and_shown(run: Run) -> None:
     assert run("group", "ls", "d", "t") == (0, "0 groups\n", "")
     run("group", "commit", "d", "t", "g", 4)
     run("group", "hold", "d", "t", "b", "1k")
-    found = answer(run("group", "ls", "d", "t", "--json"))
+    found = json_result(run("group", "ls", "d", "t", "--json"))
     assert [(row["group"], row["position"], row["hold_bytes"]) for row in found["groups"]] == [
         ("b", 1, 1024),
         ("g", 4, 0),
@@ -96,7 +78,7 @@ def test_groups_are_listed_and_shown(run: Run) -> None:
     assert "1 record (2 B) to read" in out
     assert "1.0 kB" in out
     assert out.endswith("2 groups\n")
-    shown = answer(run("group", "show", "d", "t", "g", "--json"))
+    shown = json_result(run("group", "show", "d", "t", "g", "--json"))
     for row in (shown, found["groups"][1]):
         assert row["lag"].pop("seconds") > 0
     assert shown == {"topic": "t", **found["groups"][1]}
@@ -104,13 +86,13 @@ def test_groups_are_listed_and_shown(run: Run) -> None:
 
 
 def test_a_hold_and_a_drop(run: Run) -> None:
-    assert answer(run("group", "hold", "d", "t", "g", "64m", "--dry-run", "--json"))["hold_bytes"] == 64 << 20
+    assert json_result(run("group", "hold", "d", "t", "g", "64m", "--dry-run", "--json"))["hold_bytes"] == 64 << 20
     assert position() is None
     assert "hold 67.1 MB" in run("group", "hold", "d", "t", "g", "64m")[1]
     assert position() == 1
     assert run("group", "drop", "d", "t", "g", "--dry-run")[1] == "would drop g of t, which was at 1\n"
     assert position() == 1
-    assert answer(run("group", "drop", "d", "t", "g", "--json"))["position"] == 1
+    assert json_result(run("group", "drop", "d", "t", "g", "--json"))["position"] == 1
     assert position() is None
     assert "no group 'g'" in refused(run("group", "drop", "d", "t", "g"))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from tests.kit.commands import Run, json_result, runner
 
 from tidelog.cli.log import limit_records, read_lines
 from tidelog.cli.main import main
@@ -22,30 +21,11 @@ from tidelog.commitlog.codecs import CODEC_NAMES
 from tidelog.errors import TooLarge
 from tidelog.formats.rows import Rows
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `tidelog log …` in a directory of its own; exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(["log", *map(str, words)])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode("utf-8", "surrogateescape"), err.decode()
-
-    return command
-
-
-def answer(result: tuple[int, str, str]) -> dict[str, Any]:
-    """The one JSON object that a command answered with; nothing on standard error."""
-    code, out, err = result
-    assert (code, err) == (0, "")
-    fields = json.loads(out)
-    assert isinstance(fields, dict)
-    return fields
+    """Run `tidelog log …` in a directory of its own."""
+    return runner(capsysbinary, monkeypatch, "log", directory=tmp_path)
 
 
 def numbers(count: int) -> bytes:
@@ -115,14 +95,14 @@ def test_append_says_every_batch_as_it_is_written_when_asked(run: Run) -> None:
 
 
 def test_append_answers_in_json(run: Run) -> None:
-    assert answer(run("append", "a", "--json", stdin=numbers(5))) == {
+    assert json_result(run("append", "a", "--json", stdin=numbers(5))) == {
         "first": 1,
         "last": 5,
         "records": 5,
         "next_seq": 6,
     }
     empty = {"first": None, "last": None, "records": 0, "next_seq": 6}
-    assert answer(run("append", "a", "--json")) == empty
+    assert json_result(run("append", "a", "--json")) == empty
 
 
 def test_append_keeps_node_and_tag_and_the_segment_size(run: Run) -> None:
@@ -135,7 +115,7 @@ def test_append_keeps_node_and_tag_and_the_segment_size(run: Run) -> None:
 
 def test_a_stream_is_one_record_newlines_and_all(run: Run) -> None:
     assert run("append", "a", "--stream", "--tag", "t", stdin=b"x\ny\n") == (0, "wrote 1 record, seq 1\n", "")
-    assert answer(run("append", "a", "--stream", "--acks", "--json"))["last"] == 2, "an empty record is one"
+    assert json_result(run("append", "a", "--stream", "--acks", "--json"))["last"] == 2, "an empty record is one"
     with SegmentedLog.open("a", read_only=True) as log:
         assert [(record.data, record.tag) for record in log] == [(b"x\ny\n", b"t"), (b"", b"")]
 
@@ -291,7 +271,7 @@ def test_damage_ends_cat_with_1_and_can_be_passed_over(run: Run, codec: str) -> 
 def test_inspect_shows_every_segment_and_that_nothing_is_wrong(run: Run, codec: str) -> None:
     fill(run, codec)
     first = 0 if codec in ("rustlog", "laminar") else 1
-    fields = answer(run("inspect", "a", "--json"))
+    fields = json_result(run("inspect", "a", "--json"))
     assert (fields["codec"], fields["lowest"], fields["highest"], fields["seqs"]) == (codec, first, first + 300, 300)
     segments = fields["segments"]
     assert len(segments) > 2
@@ -318,7 +298,7 @@ def test_inspect_says_what_recovery_would_do_and_changes_nothing(run: Run) -> No
     assert code == 0
     assert "repair does it now" in out
     assert "cut 5 bytes" in out
-    assert answer(run("inspect", "a", "--json"))["recovery"]["cut_bytes"] == 5
+    assert json_result(run("inspect", "a", "--json"))["recovery"]["cut_bytes"] == 5
     assert {file.name: file.read_bytes() for file in Path("a").iterdir()} == before
 
 
@@ -335,7 +315,7 @@ def test_verify_finds_nothing_in_a_log_that_is_whole(run: Run, codec: str) -> No
     code, out, err = run("verify", "a")
     assert (code, err) == (0, "")
     assert out.startswith("a: no damage, 300 records in ")
-    fields = answer(run("verify", "a", "--codec", codec, "--json"))
+    fields = json_result(run("verify", "a", "--codec", codec, "--json"))
     assert (fields["ok"], fields["records"], fields["damage"], fields["notes"]) == (True, 300, [], [])
 
 
@@ -360,7 +340,7 @@ def test_verify_names_the_first_bad_place_and_exits_with_1(run: Run, codec: str)
 def test_damage_in_a_records_head_is_named_by_seqs_that_its_segment_holds(run: Run, codec: str) -> None:
     """Method: flip every bit between two records' data, one at a time; in some layouts that is where a seq lies."""
     fill(run, codec)
-    segment = answer(run("inspect", "a", "--json"))["segments"][1]
+    segment = json_result(run("inspect", "a", "--json"))["segments"][1]
     file = data_files()[1]
     whole = file.read_bytes()
     middle = whole.index(b"no ", len(whole) // 2)
@@ -413,8 +393,8 @@ def test_repair_after_a_crash_prints_its_repairs(run: Run) -> None:
     assert "  cut 5 bytes" in out
     assert f"  rebuilt {index.name}\n" in out
     assert run("repair", "a")[1] == "a was whole: seqs 1 to 300 (tide)\n"
-    assert answer(run("repair", "a", "--json"))["clean"] is True
-    assert answer(run("verify", "a", "--json"))["notes"] == []
+    assert json_result(run("repair", "a", "--json"))["clean"] is True
+    assert json_result(run("verify", "a", "--json"))["notes"] == []
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
@@ -452,14 +432,14 @@ def test_seal_says_what_it_sealed_and_that_there_was_nothing(run: Run) -> None:
     run("append", "a", stdin=numbers(3))
     assert run("seal", "a") == (0, "sealed seqs 1 to 3\n", "")
     assert run("seal", "a") == (0, "nothing to seal: the active segment is empty\n", "")
-    assert answer(run("seal", "a", "--json")) == {"sealed": False, "first": None, "last": None}
+    assert json_result(run("seal", "a", "--json")) == {"sealed": False, "first": None, "last": None}
 
 
 def test_truncate_forgets_the_end_and_says_what(run: Run) -> None:
     run("append", "a", stdin=numbers(10))
     assert run("truncate", "a", "--to", 8) == (0, "removed seqs 8 to 10; the next seq is 8\n", "")
     forgot = {"forgotten": 2, "first": 6, "last": 7, "next_seq": 6}
-    assert answer(run("truncate", "a", "--to", 6, "--json")) == forgot
+    assert json_result(run("truncate", "a", "--to", 6, "--json")) == forgot
     assert run("cat", "a")[1] == numbers(5).decode()
     code, _, err = run("truncate", "a", "--to", 9)
     assert code == 2
@@ -468,9 +448,9 @@ def test_truncate_forgets_the_end_and_says_what(run: Run) -> None:
 
 def test_retain_drops_by_age_and_by_size_and_keeps_past_the_high_watermark(run: Run) -> None:
     fill(run, count=800)
-    segments = answer(run("inspect", "a", "--json"))["segments"]
-    assert answer(run("retain", "a", "--keep", "1w", "--json"))["segments"] == 0
-    kept = answer(run("retain", "a", "--keep-ms", 0, "--high-watermark", segments[2]["first_seq"], "--json"))
+    segments = json_result(run("inspect", "a", "--json"))["segments"]
+    assert json_result(run("retain", "a", "--keep", "1w", "--json"))["segments"] == 0
+    kept = json_result(run("retain", "a", "--keep-ms", 0, "--high-watermark", segments[2]["first_seq"], "--json"))
     assert (kept["segments"], kept["lowest"]) == (2, segments[2]["first_seq"])
     assert "high watermark" in kept["because"]
     code, out, _ = run("retain", "a", "--keep-bytes", "2k")
@@ -493,11 +473,11 @@ def test_compact_keeps_the_newest_record_of_every_key(run: Run) -> None:
     assert (code, out[:18]) == (0, "dropped 0 records ")
     assert err == "seqs 0 to 4 are in the active segment, which is never compacted; tidelog log seal a closes it\n"
     run("seal", "a")
-    fields = answer(run("compact", "a", "--key", "prefix:=", "--json"))
+    fields = json_result(run("compact", "a", "--key", "prefix:=", "--json"))
     assert (fields["dropped"], fields["kept"], fields["segments"], fields["unsealed"]) == (2, 3, 1, 0)
     assert fields["bytes_after"] < fields["bytes_before"]
     assert run("cat", "a")[1] == "no key\na=2\nb=\n"
-    assert answer(run("compact", "a", "--key", "prefix:=", "--tombstones", "--json"))["dropped"] == 1
+    assert json_result(run("compact", "a", "--key", "prefix:=", "--tombstones", "--json"))["dropped"] == 1
     assert run("cat", "a")[1] == "no key\na=2\n"
 
 
@@ -505,8 +485,8 @@ def test_compact_by_tag_and_by_a_field(run: Run) -> None:
     for tag in ("x", "y", "x"):
         run("append", "a", "--tag", tag, stdin=b'{"id":"%s"}\n' % tag.encode())
     run("seal", "a")
-    assert answer(run("compact", "a", "--key", "json:id", "--json"))["dropped"] == 1
-    assert answer(run("compact", "a", "--key", "tag", "--json"))["dropped"] == 0
+    assert json_result(run("compact", "a", "--key", "json:id", "--json"))["dropped"] == 1
+    assert json_result(run("compact", "a", "--key", "tag", "--json"))["dropped"] == 0
     with SegmentedLog.open("a", read_only=True) as log:
         assert [(record.seq, record.tag) for record in log] == [(2, b"y"), (3, b"x")]
 
@@ -523,7 +503,7 @@ def test_compact_by_tag_is_refused_where_records_have_none(run: Run) -> None:
 
 def test_convert_writes_every_record_in_another_layout(run: Run) -> None:
     run("append", "a", stdin=numbers(300))
-    fields = answer(run("convert", "a", "b", "--to", "laminar", "--renumber", "--json"))
+    fields = json_result(run("convert", "a", "b", "--to", "laminar", "--renumber", "--json"))
     assert (fields["codec"], fields["lowest"], fields["highest"], fields["seqs"]) == ("laminar", 0, 300, 300)
     assert run("cat", "b")[1] == numbers(300).decode()
     code, out, _ = run("convert", "b", "c", "--to", "rustlog")
@@ -536,7 +516,7 @@ def test_convert_drops_a_column_only_with_drop_and_leaves_no_partial_copy(run: R
     code, _, err = run("convert", "a", "b", "--to", "narwhal")
     assert code == 2
     assert "records have a tag and the narwhal layout cannot store it" in err
-    assert answer(run("convert", "a", "b", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3, (
+    assert json_result(run("convert", "a", "b", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3, (
         "nothing is in the way"
     )
     code, _, err = run("convert", "a", "b", "--to", "narwhal", "--drop", "tag")
@@ -573,8 +553,8 @@ def test_restore_copies_up_to_a_seq_or_a_time(run: Run) -> None:
     assert run("cat", "b")[1] == numbers(250).decode()
     with SegmentedLog.open("a", read_only=True) as log:
         ts_us = log.read(300).ts_us
-    assert answer(run("restore", "a", "c", "--to-time", ts_us, "--json"))["highest"] == 301
-    assert answer(run("restore", "a", "d", "--to-time", "2000-01-01T00:00:00Z", "--json"))["highest"] == 1
+    assert json_result(run("restore", "a", "c", "--to-time", ts_us, "--json"))["highest"] == 301
+    assert json_result(run("restore", "a", "d", "--to-time", "2000-01-01T00:00:00Z", "--json"))["highest"] == 1
     code, _, err = run("restore", "a", "b", "--to-offset", 5)
     assert code == 2
     assert "b exists already and is not empty" in err

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tidelog.cli.main import main
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.kit.commands import Run, runner
 
 
 @pytest.fixture
 def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in a directory of its own; exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(words)
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return command
+    return runner(capsysbinary, monkeypatch, directory=tmp_path)
 
 
 def test_a_router_is_made_shown_listed_and_dropped(run: Run) -> None:

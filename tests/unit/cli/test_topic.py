@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.kit.commands import Run, json_result, runner
 
 import tidelog
 from tidelog.cli import topic as topic_look
@@ -24,30 +24,11 @@ from tidelog.engine.read import WalWatch
 from tidelog.errors import BadInput, BatchTooLarge
 from tidelog.testing import ManualClock
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `tidelog topic …` in a directory of its own; exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(["topic", *map(str, words)])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode("utf-8", "surrogateescape"), err.decode()
-
-    return command
-
-
-def answer(result: tuple[int, str, str]) -> dict[str, Any]:
-    """The one JSON object that a command answered with; nothing on standard error."""
-    code, out, err = result
-    assert (code, err) == (0, "")
-    fields = json.loads(out)
-    assert isinstance(fields, dict)
-    return fields
+    """Run `tidelog topic …` in a directory of its own."""
+    return runner(capsysbinary, monkeypatch, "topic", directory=tmp_path)
 
 
 def objects(result: tuple[int, str, str]) -> list[dict[str, Any]]:
@@ -102,7 +83,7 @@ def test_write_makes_the_topic_writes_a_record_a_line_and_says_the_seqs_and_what
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
 def test_write_ends_with_what_an_ack_of_the_class_meant(durability: str, run: Run) -> None:
     """G1, G11: what the line says of the records is so when the command has ended."""
-    fields = answer(run("write", "d", "t", "--class", durability, "--json", stdin=b"a\nb\n"))
+    fields = json_result(run("write", "d", "t", "--class", durability, "--json", stdin=b"a\nb\n"))
     assert fields == {
         "topic": "t",
         "first": 1,
@@ -197,7 +178,7 @@ def test_ls_lists_topics_by_name(run: Run) -> None:
         ["b", "disk", "2", "2", "B", "4", "5", "3"],
         ["2", "topics,", "2", "records"],
     ]
-    listed = answer(run("ls", "d", "--json", "--prefix", "b"))
+    listed = json_result(run("ls", "d", "--json", "--prefix", "b"))
     assert listed["path"] == "d"
     assert listed["topics"] == [
         {
@@ -222,7 +203,7 @@ def test_show_prints_records_segments_and_missing_seqs(run: Run) -> None:
     assert out.startswith("t: 8 records, 8 B, next seq 21\nclass disk: an acked record survives kill -9; ")
     assert "\nseqs 1 to 10: lost to a cap or to age" in out
     assert "\nseqs 11 to 12: deleted" in out
-    fields = answer(run("show", "d", "t", "--json"))
+    fields = json_result(run("show", "d", "t", "--json"))
     assert [(row["first_seq"], row["last_seq"], row["sealed"]) for row in fields["segments"]] == [
         (9, 16, True),
         (17, 20, False),
@@ -488,7 +469,7 @@ def test_delete_says_what_it_removed_and_a_dry_run_what_it_would(run: Run) -> No
     assert files() == before
     assert run(*words) == (0, "deleted 2 records (5 B); 2 left, 1 is the first\n", "")
     assert held("t") == [b"a", b"dddd"]
-    assert answer(run("delete", "d", "t", "--before", 9, "--json")) == {
+    assert json_result(run("delete", "d", "t", "--before", 9, "--json")) == {
         "topic": "t",
         "dry_run": False,
         "deleted": 2,
@@ -541,7 +522,7 @@ def test_drop_wants_to_be_sure(run: Run) -> None:
     assert held("t") == [b"a", b"b"]
     assert run("drop", "d", "u") == (0, "dropped u with 0 records\n", "")
     assert run("drop", "d", "v", "--if-empty")[0] == 0
-    assert answer(run("drop", "d", "t", "--yes", "--json")) == {"topic": "t", "records": 2}
+    assert json_result(run("drop", "d", "t", "--yes", "--json")) == {"topic": "t", "records": 2}
     assert run("ls", "d")[1] == "0 topics, 0 records\n"
     assert "there is no topic 't'" in refused(run("drop", "d", "t", "--yes"))
 
@@ -557,7 +538,7 @@ def test_drop_asks_a_person(
     out, err = capsysbinary.readouterr()
     assert err.startswith(b"t holds 1 record; drop it for good? yes or no:\n")
     assert (out == b"dropped t with 1 record\n") == (code == 0)
-    assert len(answer(run("ls", "d", "--json"))["topics"]) == (0 if code == 0 else 1)
+    assert len(json_result(run("ls", "d", "--json"))["topics"]) == (0 if code == 0 else 1)
 
 
 def test_config_shows_settings_and_which_were_set(run: Run) -> None:
@@ -569,7 +550,7 @@ def test_config_shows_settings_and_which_were_set(run: Run) -> None:
     assert ["ttl_ms", "1000", "set"] in rows
     assert ["durability", "disk"] in rows
     assert ["dead_letter", "null"] in rows
-    assert answer(run("config", "d", "t", "--json"))["ttl_ms"] == 1000
+    assert json_result(run("config", "d", "t", "--json"))["ttl_ms"] == 1000
 
 
 def test_config_sets_what_is_given_and_says_what_changed(run: Run) -> None:
@@ -585,7 +566,7 @@ def test_config_sets_what_is_given_and_says_what_changed(run: Run) -> None:
         "6 records over the new limits were evicted; readers get a gap",
     ]
     assert run("config", "d", "t", "cap_records=4")[1] == "t has these settings already\n"
-    fields = answer(run("config", "d", "t", "auto_create=false", "--json"))
+    fields = json_result(run("config", "d", "t", "auto_create=false", "--json"))
     assert (fields["changed"], fields["evicted"], fields["config"]["cap_records"]) == (["auto_create"], 0, 4)
 
 
@@ -612,13 +593,13 @@ def test_seal_completes_the_segment_that_grows(run: Run) -> None:
     assert run("seal", "d", "t") == (0, "sealed seqs 9 to 11\n", "")
     assert run("seal", "d", "t") == (0, "nothing to seal: no segment of this topic grows\n", "")
     assert run("write", "d", "t", stdin=b"y\n")[0] == 0
-    assert answer(run("seal", "d", "t", "--json")) == {"topic": "t", "sealed": 1, "first": 12, "last": 12}
-    assert all(row["sealed"] for row in answer(run("show", "d", "t", "--json"))["segments"])
+    assert json_result(run("seal", "d", "t", "--json")) == {"topic": "t", "sealed": 1, "first": 12, "last": 12}
+    assert all(row["sealed"] for row in json_result(run("show", "d", "t", "--json"))["segments"])
 
 
 def test_checkpoint_recovers_and_says_what_there_is(run: Run) -> None:
     fill(t={"records": [b"x"] * 11}, u={"records": [b"x"]})
-    fields = answer(run("checkpoint", "d", "--json"))
+    fields = json_result(run("checkpoint", "d", "--json"))
     assert (fields["topics"], fields["segments"]) == (2, 3)
     code, out, err = run("checkpoint", "d")
     assert (code, err) == (0, "")

@@ -7,11 +7,12 @@ must not ask the code under test what is right.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import Random
-from threading import Thread
 from typing import Any, Literal, NamedTuple
+
+from tests.kit.threads import TIMEOUT_S as TIMEOUT_S
+from tests.kit.threads import running as running
 
 import tidelog
 from tidelog.database import engine_of
@@ -24,7 +25,6 @@ PATH = "data"
 TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOGGED = ("memory", "disk", "fsync")
-TIMEOUT_S = 60  # only so that a mistake fails and does not hang
 
 Restart = Literal["reopen", "kill", "crash"]
 RESTARTS: tuple[Restart, ...] = ("reopen", "kill", "crash")
@@ -196,29 +196,3 @@ def seqs(topic: Topic) -> list[int]:
 
 def datas(topic: Topic, *, weighed: bool = True) -> list[Any]:
     return read_topic(topic, weighed=weighed).datas
-
-
-# Threads ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def running(*works: Callable[[], object]) -> Iterator[None]:
-    """These run beside the body; all of them end, and none of them fails."""
-    failed: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(TIMEOUT_S)
-    assert not any(thread.is_alive() for thread in threads), "a thread waits forever"
-    assert not failed, failed

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import NamedTuple
+
+from tests.kit.threads import TIMEOUT_S as TIMEOUT_S
+from tests.kit.threads import running
 
 from tidelog.disk.durability import WriteLatch
 from tidelog.disk.interface import Disk
@@ -32,7 +34,6 @@ WAL = "data/wal"
 QUARANTINE = "data/quarantine"
 FILE_BYTES = 2048
 OVERHEAD = 46  # bytes of a frame around its data
-TIMEOUT_S = 60  # so that a mistake fails and does not hang
 
 
 def wal_path(first: int) -> str:
@@ -181,18 +182,5 @@ def reopened(disk: SimDisk) -> tuple[WalHarness, WalContents]:
 
 def run_all(works: list[Callable[[], object]]) -> None:
     """Run these at once and see all of them end."""
-    failed: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
-    assert not failed, failed
+    with running(*works):
+        pass
