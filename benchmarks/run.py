@@ -50,6 +50,7 @@ _MODULES = {
     "topics-growth": "topics.bench_growth",
     "topics-deletes": "topics.bench_deletes",
     "topics-large": "topics.bench_large",
+    "topics-backup": "topics.bench_backup",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

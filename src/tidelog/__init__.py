@@ -3,6 +3,8 @@
 `tidelog.open` returns a `Database` with the topics, queues, routers and channels of one directory. The segmented log
 library is `tidelog.commitlog`; every error that a caller can see is in `tidelog.errors`.
 
+`tidelog.backup` lists, verifies and restores backups.
+
 Start with `database`: it composes the `engine` (topics, queues, routers) and the `channels`. `server` serves a
 `Database` over HTTP, `client` talks to it, `spark` and `pipelines` read and write topics as DataFrames, `cli` is the
 command line.

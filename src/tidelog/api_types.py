@@ -202,6 +202,15 @@ class RouterToMake(Struct):
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
 
 
+class BackupToMake(Struct):
+    target: Annotated[str, described("Where to write it; by default the first target of the server.")] | None = None
+    incremental: Annotated[bool, described("Store only what changed since the newest backup of the target.")] = False
+    link: Annotated[bool, described("Link files that never change, on the same file system, instead of copying.")] = (
+        True
+    )
+    accept_damage: Annotated[bool, described("Also back up files that do not verify.")] = False
+
+
 class Seek(Struct):
     ts: TimestampMs
 
@@ -429,6 +438,8 @@ ERROR_FIELDS: Final[Mapping[type[errors.Error], tuple[str, ...]]] = {
     errors.FifoFull: ("channel", "limit"),
     errors.CursorLost: ("channel", "reason"),
     errors.ChannelOffline: ("channel", "reason"),
+    errors.BackupNotFound: ("target", "backup_id"),
+    errors.BackupIncomplete: ("target", "backup_id"),
 }
 _ERRORS_BY_CODE: Final[Mapping[str, type[errors.Error]]] = {kind.code: kind for kind in ERROR_FIELDS}
 _PLAIN_ERRORS: Final = {kind.code: kind for kind in (errors.Forbidden, errors.Rejected, errors.HookFailed)}

@@ -7,7 +7,7 @@ directly through `engine_of`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from threading import Lock
 from types import TracebackType
@@ -17,11 +17,14 @@ from tidelog.channels import rules
 from tidelog.channels.channel import Channel
 from tidelog.channels.manager import ChannelManager, Hook, authenticate
 from tidelog.channels.rules import OPERATOR, ChannelLimits, Operator, User
+from tidelog.channels.store import CHANNELS_DIR
 from tidelog.clock import Clock
 from tidelog.disk import process
-from tidelog.disk.interface import Disk
+from tidelog.disk.interface import Disk, join
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine.background import close_at_exit
+from tidelog.engine.backup import SourceFile, create_backup
+from tidelog.engine.backup_target import BackupInfo, no_progress
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.engine import Engine
 from tidelog.engine.results import Progress, RecoveryReport
@@ -61,6 +64,12 @@ class _Channels:
                 if self._engine.start_background_task("channels", self.tick):
                     close_at_exit(self.close)  # before the engine, which registered itself first
             return self._manager
+
+    def list_files(self) -> Iterator[list[SourceFile]]:
+        """The files of all channels, for a backup."""
+        context = self._engine.context
+        if context.disk.stat(join(context.root, CHANNELS_DIR)) is not None:
+            yield from self.manager().list_files()
 
     def _check_open(self) -> None:
         if self._engine.context.closed:
@@ -151,6 +160,39 @@ class Database:
             if hook is not None and manager.limits.auth:
                 user = authenticate(hook, manager.metrics, user, token)
         return Channel(manager, name, user)
+
+    # ── backup ────────────────────────────────────────────────────────────────────────────────
+
+    def backup(
+        self,
+        target: str,
+        *,
+        incremental: bool = False,
+        link: bool = True,
+        accept_damage: bool = False,
+        progress: Progress = no_progress,
+    ) -> BackupInfo:
+        """Back up topics, queues, routers, groups, the gap log and channels while they are in use.
+
+        When it raises, the target has no new backup and the database is as before. `tidelog.backup` has the functions
+        that list, verify, prune and restore backups.
+
+        Args:
+            target: a directory outside of this one, or an address such as `s3://bucket/prefix`.
+            incremental: read and store only what changed since the newest backup of the target.
+            link: link files that never change, instead of copying them, if the target is on the same file system.
+            accept_damage: back up files that do not verify, and name them in the result, instead of raising Corrupt.
+            progress: called as `progress(name, done, total)`, in bytes.
+        """
+        return create_backup(
+            self._engine,
+            target,
+            incremental=incremental,
+            link=link,
+            accept_damage=accept_damage,
+            progress=progress,
+            list_channels=self._channels.list_files,
+        )
 
     # ── maintenance ───────────────────────────────────────────────────────────────────────────
 

@@ -20,7 +20,8 @@ Error
 │   │   ├── RecordNotFound
 │   │   ├── GroupNotFound
 │   │   ├── RouterNotFound
-│   │   └── ChannelNotFound
+│   │   ├── ChannelNotFound
+│   │   └── BackupNotFound
 │   ├── NotAQueue        a topic that is a log was asked for jobs
 │   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
@@ -54,6 +55,7 @@ Error
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
     ├── UnknownLayout    files of a layout, or a variant of one, that is not understood; nothing was changed
+    ├── BackupIncomplete a backup that is being made, or was interrupted
     ├── CursorLost       the read position of a fifo channel is unknown; its owner clears it
     ├── ChannelOffline   a channel whose metadata cannot be read
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
@@ -255,6 +257,15 @@ class ChannelNotFound(NotFound):
     def __init__(self, channel: str) -> None:
         super().__init__(f"there is no channel {channel}; nothing was done, join it to make it")
         self.channel = channel
+
+
+class BackupNotFound(NotFound):
+    code = "backup_not_found"
+
+    def __init__(self, target: str, backup_id: str | None) -> None:
+        what = "no backup" if backup_id is None else f"no backup {backup_id[:80]!r}"
+        super().__init__(f"there is {what} in {target}; nothing was done, see `tidelog backup list`")
+        self.target, self.backup_id = target, backup_id
 
 
 class NotEmpty(Refused):
@@ -485,6 +496,18 @@ class Corrupt(Damaged):
 class UnknownLayout(Damaged):
     code = "unknown_layout"
     written = False
+
+
+class BackupIncomplete(Damaged):
+    code = "backup_incomplete"
+    written = False
+
+    def __init__(self, target: str, backup_id: str) -> None:
+        super().__init__(
+            f"backup {backup_id} in {target} is not whole: it is being made, or was interrupted; nothing was done, "
+            "choose another one of `tidelog backup list`"
+        )
+        self.target, self.backup_id = target, backup_id
 
 
 class CursorLost(Damaged):

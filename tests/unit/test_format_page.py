@@ -28,6 +28,7 @@ from tidelog.commitlog.codecs import laminar, make_codec, narwhal, rustlog, tide
 from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
 from tidelog.formats import (
+    backup_manifest,
     batch,
     cold_object,
     control_frames,
@@ -342,6 +343,8 @@ def version_complaints(text: str) -> Iterator[str]:
         ".partitions": (partitions._MAGIC, partitions._VERSION),
         "metadata.bin": (small_files.CHANNEL_MAGIC, small_files.CHANNEL_VERSION),
         ".tidelog.manifest": (small_files.MANIFEST_MAGIC, small_files.MANIFEST_VERSION),
+        "tidelog-backup": (backup_manifest.LABEL_MAGIC, backup_manifest.LABEL_VERSION),
+        ".manifest": (backup_manifest.BACKUP_MAGIC, backup_manifest.BACKUP_VERSION),
         "snapshot": (small_files.SNAPSHOT_MAGIC, small_files.SNAPSHOT_VERSION),
         "blob": (large_record.BLOB_MAGIC, large_record.BLOB_VERSION),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tidelog import backup
 from tidelog.commitlog import AsyncSegmentedLog, SegmentedLog
 from tidelog.testing import ManualClock, SimDisk
 
@@ -44,8 +45,21 @@ def test_dir_shows_exactly_the_documented_names(section: str) -> None:
     assert documented_names(section) == public_names(public_object(section))
 
 
+def backup_values(database: tidelog.Database, disk: SimDisk) -> tuple[object, ...]:
+    made = database.backup("backups")
+    listed, verified = backup.list_backups("backups", disk=disk), backup.verify("backups", disk=disk)
+    return (
+        made,
+        listed,
+        verified,
+        backup.restore("backups", "new", disk=disk),
+        backup.prune("backups", keep=1, disk=disk),
+    )
+
+
 def test_returned_values_show_exactly_the_documented_names() -> None:
-    database = tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
+    disk = SimDisk()
+    database = tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
     topic, queue = database.topic("orders", cap_records=2), database.queue("jobs")
     appended, page = topic.append([1, 2, 3]), topic.read()
     queue.put("x")
@@ -57,6 +71,7 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
         *(topic.gaps()[0], jobs[0], queue.counts(), queue.ack("worker", jobs), queue.history()),
         *(database.router("r", "orders", "copies"), group.state(), group.lag(), group.preview(0)),
         *(database.report, database.health(), database.topic("large").read().records[0].data),
+        *backup_values(database, disk),
     )
     rows = PAGE.read_text().split("## Values that calls return\n")[1].split("\n## ")[0].splitlines()
     documented = [re.findall(r"`(\w+)`", row) for row in rows if row.startswith("| `")]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from threading import Condition, Lock
 from typing import Final, NamedTuple, TypeAlias
@@ -26,6 +26,7 @@ from tidelog.clock import Clock
 from tidelog.disk import process
 from tidelog.disk.interface import Disk
 from tidelog.disk.process import defer_signals_in
+from tidelog.engine.backup import SourceFile
 from tidelog.errors import (
     ChannelNotFound,
     ChannelOffline,
@@ -364,6 +365,22 @@ class ChannelManager:
         """Return the queue of a fifo channel."""
         directory = self.store.directory(rules.directory_name(state.handler))
         return FifoQueue(state, self._disk, directory, self.metrics)
+
+    # ── backup ────────────────────────────────────────────────────────────────────────────────
+
+    def list_files(self) -> Iterator[list[SourceFile]]:
+        """Yield the files of each persistent channel, as `kill -9` would leave them at one instant. Each channel is
+        locked while its files are opened and the small ones are read; publishers of others continue. Files that are
+        open are closed by the caller."""
+        for channel in self.channel_names():
+            files: list[SourceFile] = []
+            with suppress(ChannelNotFound), self.exclusive(channel):
+                if self.get_channel(channel).meta.config.persist:
+                    files = self.store.open_files(rules.directory_name(channel))
+            if files:
+                yield files
+        for name in self.report.skipped:  # nothing writes to them
+            yield self.store.open_files(name)
 
     # ── background work and close ─────────────────────────────────────────────────────────────
 

@@ -37,6 +37,7 @@ from tidelog.commitlog.segment import SealedSegment
 from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
+from tidelog.engine.backup import SourceFile
 from tidelog.engine.check import Finding
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, WriteFailed
 from tidelog.formats import small_files
@@ -64,6 +65,8 @@ _OTHER_FILES: Final = frozenset(
         ".tidelog.lock",
     )
 )
+_BACKED_UP_FILES: Final = frozenset((METADATA_FILE, CURSOR_FILE, DELETED_MARKER_FILE))
+_UNFINISHED_SUFFIXES: Final = (".tmp", ".rebuilding", ".compacted")
 _SEAL_MESSAGES_MIN = 64  # a seal takes four syncs: a channel that keeps three messages must not seal at each one
 _log = logging.getLogger("tidelog.channels")
 
@@ -152,6 +155,24 @@ class ChannelStore:
             return False
         self.undecided.pop(name, None)
         return True
+
+    # ── backup ────────────────────────────────────────────────────────────────────────────────
+
+    def open_files(self, name: str) -> list[SourceFile]:
+        """The files of a channel as they are now; message files are opened, others are read."""
+        directory, files = self.directory(name), list[SourceFile]()
+        for file_name in self.disk.list_dir(directory):
+            is_message_file = _MESSAGE_FILE_PATTERN.fullmatch(file_name)
+            if file_name.endswith(_UNFINISHED_SUFFIXES) or not (is_message_file or file_name in _BACKED_UP_FILES):
+                continue
+            path = join(directory, file_name)
+            relative = f"{CHANNELS_DIR}/{name}/{file_name}"
+            if file_name.endswith(".log"):
+                file = self.disk.open(path)
+                files.append(SourceFile(relative, file, file.size()))
+            elif (content := read_file(self.disk, path)) is not None:
+                files.append(SourceFile(relative, content, len(content)))
+        return files
 
     # ── load ──────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import channel, doctor, group, log, pipeline, queue, router, serve, topic
+from tidelog.cli import backup, channel, doctor, group, log, pipeline, queue, router, serve, topic
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
 from tidelog.errors import Damaged, Error
@@ -37,6 +37,8 @@ _COMMANDS = {
     "router": router.add,
     "channel": channel.add,
     "serve": serve.add,
+    "backup": backup.add,
+    "restore": backup.add_restore,
     "check": doctor.add_check,
     "pipeline": pipeline.add,
     "doctor": doctor.add,

@@ -95,6 +95,15 @@ class RemoteDatabase:
         admin."""
         return RemoteChannel(self._client, name, user, token)
 
+    def backup(self, target: str | None = None, **options: bool) -> dict[str, Any]:
+        """Make a backup on the server: `target` is a place that it may write, by default its first one. Options are
+        those of `Database.backup`. Returns the backup."""
+        return self._client.post("/v0/backups", {"target": target, **options})
+
+    def backups(self, target: str | None = None) -> dict[str, Any]:
+        """The backups of a target of the server."""
+        return self._client.get("/v0/backups", **({} if target is None else {"target": target}))
+
     def channel_rows(self) -> tuple[list[dict[str, Any]], dict[str, str], ChannelUser]:
         """Return all channels, the reasons for unreadable ones, and the user to read them as: the operator, or where
         the key has no scope admin KEY_USER, which lists the channels of that user."""

@@ -7,7 +7,7 @@ Durability of each call:
 
     call            survives kill -9      survives a power cut
     write, truncate on return             after File.sync
-    create, rename,
+    create, rename, link,
     remove, mkdir   on return             after Disk.sync_dir of the parent directory
 
 Paths are strings with "/" between parts. A failed call raises OSError with its errno; `stat` returns None for a missing
@@ -119,6 +119,11 @@ class Disk(Protocol):
     def rename(self, old: str, new: str, /) -> None:
         """Atomically replace `new` by `old`. Both are in one directory (ValueError otherwise), so that one `sync_dir`
         covers the change and it cannot fail half-way between file systems."""
+        ...
+
+    def link(self, old: str, new: str, /) -> None:
+        """Give the file `old` a second name `new`, a new one (FileExistsError). Both names show the same bytes from now
+        on, also those written later. OSError (EXDEV, EPERM, EMLINK, EOPNOTSUPP) where the file system cannot."""
         ...
 
     def sync_dir(self, path: str, /) -> None:

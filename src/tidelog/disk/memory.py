@@ -184,6 +184,16 @@ class MemoryDisk:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", new)
             parent.entries[split_path(new)[-1]] = parent.entries.pop(name)
 
+    def link(self, old: str, new: str, /) -> None:
+        with self._lock:
+            inode = self._find(split_path(old), old)
+            if isinstance(inode, _Dir):
+                raise PermissionError(errno.EPERM, "a directory has one name", old)
+            parent, name = self._parent_and_name(new)
+            if name in parent.entries:
+                raise FileExistsError(errno.EEXIST, "the name is taken", new)
+            parent.entries[name] = inode
+
     def sync_dir(self, path: str, /) -> None:
         with self._lock:
             self._directory(split_path(path), path)

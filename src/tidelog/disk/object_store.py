@@ -306,7 +306,7 @@ class ObjectStoreDisk:
     def _refuse(self, path: str, /, *_: object) -> NoReturn:
         raise _read_only_error(path)
 
-    make_dir = remove = remove_dir = rename = sync_dir = lock = _refuse
+    make_dir = remove = remove_dir = rename = link = sync_dir = lock = _refuse
 
 
 def _read_only_error(path: str) -> OSError:

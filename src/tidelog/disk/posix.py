@@ -242,6 +242,10 @@ class PosixDisk:
         check_same_directory(old, new)
         os.replace(old, new)
 
+    def link(self, old: str, new: str, /) -> None:
+        process.check_process(old, self._pid)
+        os.link(old, new, follow_symlinks=False)
+
     def sync_dir(self, path: str, /) -> None:
         process.check_process(path, self._pid)
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -10,6 +10,8 @@ are needed.
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory without changing it
 
+    copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
+
 `queues/` adds jobs and leases to a topic, `routing/` copies records between topics. Read `topic_state.py` first.
 """
 

@@ -30,6 +30,7 @@ from tidelog.engine.context import EngineContext, topic_directory
 from tidelog.engine.health import HealthState, describe_error
 from tidelog.engine.results import RecoveryReport, add_background_error
 from tidelog.engine.segment import Segment
+from tidelog.engine.snapshot import EngineSnapshot, take_snapshot
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import DiskFull, Forked, WriteFailed
 from tidelog.wal.writer import FILE_BYTES_MIN
@@ -191,6 +192,11 @@ class CheckpointScheduler:
         self.last_complete_ms = self._context.clock.monotonic_ms()
         self._context.health.succeeded(CHECKPOINT_TASK)
 
+    def take_snapshot(self) -> EngineSnapshot:
+        """Take a snapshot for a backup; the caller releases it."""
+        with self._checkpoint_lock:
+            return take_snapshot(self._context, self._list_topics)
+
     def wal_file_allowance(self) -> int | None:
         """Return how many bytes a new WAL file may take: half of what is free beside what a checkpoint has to copy."""
         free = free_bytes(self._context.disk, self._context.root)
@@ -200,10 +206,10 @@ class CheckpointScheduler:
         return max(free - uncovered - uncovered // 8, 0) // 2  # an index entry of 20 bytes per record is added
 
     def remove_dropped_topics(self, topics: list[TopicState]) -> None:
-        """Remove the files of dropped topics while no checkpoint runs. Topics that fail stay in the list; the next
-        start removes their files too."""
+        """Remove the files of dropped topics while no checkpoint and no backup runs. Topics that fail stay in the list;
+        the next start removes their files too."""
         with self._checkpoint_lock:
-            while topics:
+            while topics and not self._context.pins.hold_segments:
                 directory = topic_directory(self._context.root, topics[0].id)
                 try:
                     for path in (directory, f"{directory}.deleted"):  # the second is left by a failed attempt

@@ -612,6 +612,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             wired=snapshot.applied_router_frame if snapshot else topic.applied_router_frame,
             trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trimmed_ranges if lo <= head),
             blobs=topic.blobs.to_row(head),
+            epoch=topic.restored_epoch,
         )
         keys = topic.producers.keys.persistent_keys()
     if keys:
@@ -624,6 +625,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             topic.shard.check_writable()
             topic.context.gap_log.flush_durably()
         for segment, content in vectors:
+            topic.context.pins.before_replace(topic.context.disk, segment.path(".del"))
             replace_file(topic.context.disk, segment.path(".del"), content)
     except BaseException:
         with topic.lock:
@@ -678,12 +680,12 @@ def _remove_unneeded(
     context: EngineContext, state: CheckpointState, old_positions: Sequence[GroupRow], *, complete: bool
 ) -> None:
     """Remove files that the previous manifest did not need either. A failure loses nothing: the next checkpoint or
-    start retries."""
+    start retries. Files that a backup reads stay until a checkpoint after it."""
     state.store.prune()
     removed: set[str] = set()
     directories: set[str] = set()
     try:
-        for path in state.files_to_remove:
+        for path in state.files_to_remove if not context.pins.hold_segments else ():
             if remove_if_exists(context.disk, path):
                 directories.add(path.rpartition("/")[0])
             removed.add(path)
@@ -692,7 +694,7 @@ def _remove_unneeded(
     for directory in sorted(directories):
         if context.disk.stat(directory) is not None:  # otherwise its topic was dropped
             context.disk.sync_dir(directory)
-    for row in old_positions:
+    for row in old_positions if not context.pins.hold_wal else ():
         remove_old_files(context.disk, join(context.root, WAL_DIR), row.key, row.first)
     if complete:
         state.old_layout_shards = tuple(row for row in state.old_layout_shards if row not in old_positions)

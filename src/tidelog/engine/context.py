@@ -24,6 +24,7 @@ from tidelog.engine.blobs import BlobIds
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.health import BACKGROUND_TASKS, HealthMonitor
 from tidelog.engine.segment import MmapCache, SegmentFiles, SizeCount
+from tidelog.engine.snapshot import FilePins
 from tidelog.engine.tag_search import TagCache
 from tidelog.errors import Closed, Forked, ReadOnly, Throttled
 from tidelog.wal import Shard, shard_for_topic
@@ -336,6 +337,7 @@ class EngineContext:
     dropped_ids: set[int] = field(default_factory=set)  # of topics that recovery did not find again
     enable_large_records: Callable[[], None] = lambda: None  # set by the engine; called before the first large record
     blob_ids: BlobIds = field(init=False)
+    pins: FilePins = field(default_factory=FilePins)  # files that running backups read
     disk_reserve: DiskReserve = field(init=False)
     removals: PendingRemovals = field(init=False)
     health: HealthMonitor = field(init=False)

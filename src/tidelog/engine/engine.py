@@ -7,8 +7,8 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
 from types import TracebackType
@@ -35,9 +35,22 @@ from tidelog.engine.rewrite import Rewriter, RewriteResult, RewriteStats, ignore
 from tidelog.engine.routing.manager import RouterManager, require_router
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.segment import SizeCount
+from tidelog.engine.snapshot import EngineSnapshot
 from tidelog.engine.topic import Topic
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import BadInput, Error, Latched, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.errors import (
+    BadInput,
+    Busy,
+    DiskFull,
+    Error,
+    Latched,
+    NotEmpty,
+    ReadOnly,
+    Throttled,
+    TopicExists,
+    TopicNotFound,
+    WriteFailed,
+)
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import Body
 from tidelog.wal import Commit, CommitFuture, Shard
@@ -114,6 +127,7 @@ class Engine:
         self._creations: dict[str, TopicCreation] = {}
         self._dropped: list[TopicState] = []  # topics whose files are not removed yet
         self._registry_lock = Lock()  # held during configure and drop, and while a topic is staged, not for its commit
+        self._backup_lock = Lock()  # held during a backup
         self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
@@ -668,6 +682,24 @@ class Engine:
         self._router_manager.run_until_idle()
         self._checkpoints.checkpoint()
 
+    def take_snapshot(self) -> EngineSnapshot:
+        """Take a consistent snapshot for a backup, after a checkpoint that yields to writers; release it."""
+        self._check_writable()
+        with suppress(DiskFull, WriteFailed):  # more of the WAL is copied then
+            self._checkpoints.checkpoint(throttled=True)
+        return self._checkpoints.take_snapshot()
+
+    @contextmanager
+    def exclusive_backup(self) -> Iterator[None]:
+        """Make the only backup of this engine while the block runs; raise Busy if there is another."""
+        self._check_writable()
+        if not self._backup_lock.acquire(blocking=False):
+            raise Busy(f"a backup of {self._context.root} is being made already; nothing was done, retry later")
+        try:
+            yield
+        finally:
+            self._backup_lock.release()
+
     def _make_router_manager(self, *, threaded: bool) -> RouterManager:
         limit = self._context.limits.routers_max
         health = self._context.health
@@ -759,6 +791,7 @@ class Engine:
             context.tag_cache,
             context.removals,
             context.buffer_pool,
+            context.pins,
             self._gap_log,
             self._router_manager,
             self._rewriter,

@@ -148,6 +148,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) of records that a router's source lost
     keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, time of the ack in ms
     blobs: bytes = b""  # of large records: seq and blob, as pairs of u64
+    epoch: int = 0  # of a restored topic (`restored_epoch`); 0: the id
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):
@@ -175,6 +176,22 @@ class Positions(msgspec.Struct, array_like=True, frozen=True):
     lagging: tuple[int, ...] = ()
     fresh: tuple[GroupRow, ...] = ()
     closed: int = -1  # number of the last manifest of a close: rows saved up to then reserve no seqs
+
+
+EPOCH_ID_BITS: Final = 32
+RESTORES_MAX: Final = (1 << 21) - 1  # epochs stay below 2 ** 53: every JSON reader keeps them exactly
+
+
+def restored_epoch(topic_id: int, restore: int) -> int:
+    """The epoch of a topic after the restore with this number, from 1 to RESTORES_MAX."""
+    assert 0 < restore <= RESTORES_MAX, "0 is a topic that was not restored"
+    assert topic_id < 1 << EPOCH_ID_BITS, "an epoch has the id in its low bits"
+    return restore << EPOCH_ID_BITS | topic_id
+
+
+def epoch_topic_id(epoch: int) -> int:
+    """The id of the topic that has this epoch."""
+    return epoch & (1 << EPOCH_ID_BITS) - 1
 
 
 class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
@@ -302,13 +319,24 @@ def build_manifest(topics: Iterable[TopicEntry], positions: Positions) -> Manife
     )
 
 
-def _split_manifest(manifest: Manifest) -> tuple[Positions, tuple[TopicEntry, ...]]:
+def split_manifest(manifest: Manifest) -> tuple[Positions, tuple[TopicEntry, ...]]:
     """Return the parts of a manifest in the form of files: that of versions 100 and 101, or one that a test made."""
     routers: dict[int, list[RouterRow]] = {}
     for router in manifest.routers:
         routers.setdefault(router.dest_id, []).append(router)
     positions = Positions(manifest.groups, manifest.next_topic_id, manifest.lagging, manifest.fresh)
     return positions, tuple(TopicEntry.from_row(row, routers.get(row.id, ())) for row in manifest.topics)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Encode a whole manifest for a copy outside of a directory."""
+    return small_files.wrap_snapshot(_encode(manifest), version=small_files.CHAIN_VERSION)
+
+
+def decode_manifest(content: bytes, what: str) -> Manifest:
+    """Decode what `encode_manifest` has made; Corrupt or NewerFormat when it is something else."""
+    body = small_files.unwrap_snapshot(content, what, version=small_files.CHAIN_VERSION)
+    return small_files.decode_msgpack(Manifest, body, what)
 
 
 def manifest_path(root: str, number: int, kind: FileKind = "snapshot") -> str:
@@ -401,7 +429,7 @@ class _Reader:
         try:
             if (small_files.snapshot_version(content) or 0) <= small_files.SNAPSHOT_VERSION_NEWEST:
                 manifest = small_files.decode_snapshot(Manifest, content, name)
-                return _BaseFile(number, 0, len(content), Base(number, 0, *_split_manifest(manifest)), b"")
+                return _BaseFile(number, 0, len(content), Base(number, 0, *split_manifest(manifest)), b"")
             body = small_files.unwrap_snapshot(content, name, version=small_files.CHAIN_VERSION)
             found = small_files.decode_msgpack(_BaseHead, body, name)
             if found.number != number:
@@ -549,7 +577,7 @@ def _list_faults(reader: _Reader, newest: int, oldest_base: int | None = None) -
 
 def write_base(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
     """Write a whole manifest as the base of its number; it survives a power cut on return."""
-    replace_file(disk, manifest_path(root, number), _encode_base(Base(number, 0, *_split_manifest(manifest))))
+    replace_file(disk, manifest_path(root, number), _encode_base(Base(number, 0, *split_manifest(manifest))))
 
 
 def _encode_base(base: Base) -> bytes:

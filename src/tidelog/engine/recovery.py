@@ -707,6 +707,7 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
     topic.blobs = BlobTable.from_row(row.blobs)
     idempotency.restore_keys(topic.producers.keys, row.keys, context.clock)
     topic.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
+    topic.restored_epoch = row.epoch
     try:
         for each in index.parts:
             if isinstance(each, Segment):

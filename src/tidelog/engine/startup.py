@@ -34,6 +34,7 @@ from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavail
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
 QUARANTINE_DIR = "quarantine"
+RESTORING_FILE = "RESTORING"  # until a restore into the directory is complete
 _ENGINE_DIRS = frozenset((manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR))
 _TOPIC_DIR_PATTERN = re.compile(r"([0-9A-F]{8,16})(\.deleted)?")
 _READ_TRIES = 8
@@ -126,6 +127,11 @@ def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
         raise NotFound(f"there is no data at {path}; nothing was changed, check the path")
     if stat is not None:
         names = set(disk.list_dir(path)) - {LOCK_FILE, QUARANTINE_DIR, producer_batches.STAGING_DIR}
+        if RESTORING_FILE in names:
+            raise Damaged(
+                f"{path} holds an unfinished restore ({RESTORING_FILE}); nothing was changed, run `tidelog restore` "
+                "again, or remove the directory"
+            )
         if names and not names & _ENGINE_DIRS:
             raise BadInput(
                 f"{path} holds {sorted(names)[0]!r} and no topics: it belongs to another program; nothing was changed, "

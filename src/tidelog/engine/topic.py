@@ -197,8 +197,8 @@ class Topic:
 
     @property
     def epoch(self) -> int:
-        """Changes when a topic of this name is dropped and created again."""
-        return self._state.id
+        """Changes when a topic of this name is dropped and created again, and when it is restored from a backup."""
+        return self._state.epoch
 
     @property
     def config(self) -> TopicConfig:

@@ -215,6 +215,7 @@ class TopicState:
         self.damage: list[str] = []  # damage that replay found
         self.recovery = RecoveryFindings()
         self.queue_snapshot: QueueSnapshot | None = None  # recovered queue state, until the first use
+        self.restored_epoch = 0  # of a topic that was restored from a backup
         self.queue_state: QueueState | None = None  # from the first use on
         self.history_seq = 0  # jobs up to here are in the queue's history, or were written before this process started
         self.upstream: Forwarder | None = None  # routers that write to it
@@ -265,13 +266,18 @@ class TopicState:
         """Whether a floor must be durable before a reader sees it."""
         return self.config.durability == "disk" or (self.persists_floors and not self.is_ephemeral)
 
+    @property
+    def epoch(self) -> int:
+        """Changes where seqs may stand for other records than before."""
+        return self.restored_epoch or self.id
+
     def info(self) -> TopicInfo:
         with self.lock:
             index = self.index
             return TopicInfo(
                 self.name,
                 self.id,
-                self.id,
+                self.epoch,
                 index.head,
                 index.earliest,
                 index.evict_floor,

@@ -8,6 +8,7 @@
     cold_object      the data of a segment in the cold tier, compressed by blocks
     small_files      files with a header: metadata snapshots, the manifest of a log, metadata and cursor of a channel
     narwhal_channel  the metadata of a narwhal channel, and the record of its import
+    backup_manifest  the small files of a backup target
     json_rows        rows -> JSON text; `arrow_ipc` checks Arrow streams of clients before they are decoded
 
 What can be compiled is called through `tidelog.native`.

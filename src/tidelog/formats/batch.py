@@ -433,6 +433,35 @@ def record_count(buf: Buffer, frame: Frame) -> int:
     return int(_HEAD.unpack_from(buf, frame.data_pos)[0]) if frame.data_end - frame.data_pos >= _HEAD.size else 0
 
 
+def take_first(buf: Buffer, frame: Frame, count: int) -> bytes:
+    """Encode the first `count` seqs of a batch that decodes, as the last frame of its caller's batch."""
+    total, bflags, _ = _HEAD.unpack_from(buf, frame.data_pos)
+    assert 0 < count <= total, "a frame has at least one seq"
+    view, pos = memoryview(buf), frame.data_pos + _HEAD.size
+    widths = [4] + [2] * (bool(bflags & _HAS_TAGS) + bool(bflags & _HAS_NODES)) + [4] * bool(bflags & _HAS_METAS)
+    columns: list[Buffer] = []
+    sizes: list[tuple[int, int]] = []  # bytes of the kept values of a column, and of all
+    for width in widths:
+        lengths = np.frombuffer(buf, f"<u{width}", total, pos).astype(np.int64)
+        columns.append(view[pos : pos + width * count])
+        sizes.append((int(lengths[:count].sum()), int(lengths.sum())))
+        pos += width * total
+    if bflags & _HAS_KINDS:
+        columns.append(view[pos : pos + count])
+        pos += total
+    values: list[Buffer] = []
+    for kept, size in (*sizes[1:], sizes[0]):  # data comes last
+        values.append(view[pos : pos + kept])
+        pos += size
+    body = b"".join((_HEAD.pack(count, bflags, _PAD), *columns, *values))
+    node, tag = bytes(view[frame.node_pos : frame.tag_pos]), bytes(view[frame.tag_pos : frame.data_pos])
+    flags = frame.flags & ~(MORE | HAS_NODE | HAS_TAG)
+    last = frame.seq + count - 1
+    return encode_parts(
+        APPEND_BATCH, frame.topic_id, frame.seq, last, frame.ts_ms, [body], node=node, tag=tag, flags=flags
+    )
+
+
 def has_kinds(buf: Buffer, pos: int) -> bool:
     """Return whether the batch at `pos`, which decoded, has a kind for each record."""
     frame = read_frame(buf, pos, len(buf), check=False)

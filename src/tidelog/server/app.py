@@ -35,6 +35,7 @@ from tidelog.server import metrics
 from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
+    backups,
     bulk_write,
     channels,
     large_records,
@@ -156,6 +157,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("/v0/topics/{topic}/gaps", "topics", {"GET": Endpoint(topics.list_topic_gaps, _READ)}),
     Route("/v0/gaps", "", {"GET": Endpoint(topics.list_gaps, _READ)}),
+    Route(
+        "/v0/backups",
+        "",
+        {"GET": Endpoint(backups.list_target, _ADMIN), "POST": Endpoint(backups.create_backup, _ADMIN)},
+    ),
     Route("/v0/routers", "", {"GET": Endpoint(topics.list_routers, _READ)}),
     Route(
         "/v0/routers/{router}",

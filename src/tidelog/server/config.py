@@ -137,6 +137,9 @@ class ServerConfig:
     hook: str | None = None
     """`module:function`: authenticates users of channels, and accepts, replaces or rejects their messages."""
 
+    backup_targets: str = ""
+    """Directories and addresses that backups over HTTP may be written to, or below, comma-separated. Empty: none."""
+
     wal_shards: int | None = None
     """WAL shards, written in parallel; None: by the number of processors."""
 

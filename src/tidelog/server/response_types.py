@@ -411,6 +411,35 @@ class GapList(TimedBody):
     next_cursor: str | UnsetType = UNSET
 
 
+# ── backups ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Backup(Part):
+    id: str
+    created_ms: Annotated[TimestampMs, described("It has what was written before, and nothing written after.")]
+    database_id: str
+    parent: Annotated[str | None, described("The backup whose objects were used again.")]
+    topics: Annotated[dict[str, Count], described("The last seq of each topic.")]
+    channels: Count
+    files: Count
+    bytes: Count
+    stored_bytes: Annotated[Count, described("Of the objects that it added to its target.")]
+    damaged: Annotated[list[str], described("Files that did not verify, and were accepted.")]
+    external: Annotated[list[str], described("Objects of a cold store that it refers to.")]
+
+
+class BackupMade(TimedBody):
+    target: str
+    backup: Backup
+
+
+class BackupList(TimedBody):
+    target: str
+    backups: list[Backup]
+    unfinished: Annotated[list[str], described("Backups that are being made, or were interrupted.")]
+    unreadable: Annotated[dict[str, str], described("Backups whose manifest does not read, and why.")]
+
+
 # ── numbered batches ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -183,6 +183,10 @@ class Service:
         finally:
             self._pool_calls -= 1
 
+    async def run_long(self, call: Callable[[], T]) -> T:
+        """Run in a thread of its own kind what may take minutes: other work finds the pool's threads free."""
+        return await self.loop.run_in_executor(None, call)
+
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)
         self._tasks.add(task)

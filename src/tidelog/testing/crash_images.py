@@ -415,16 +415,17 @@ class CrashPoint:
         """Yield the tree of each mask; equal trees once, under the first label."""
         seen: set[_TreeKey] = set()
         for mask, label in choices.items():
-            tree, key = self._build(self._root, mask)
+            tree, key = self._build(self._root, mask, {})
             if key not in seen:
                 seen.add(key)
                 yield label, tree
 
     def tree(self, mask: int) -> DirNode:
         """Build the tree that a restart finds when these operations survive."""
-        return self._build(self._root, mask)[0]
+        return self._build(self._root, mask, {})[0]
 
-    def _build(self, node: DirNode, mask: int) -> tuple[DirNode, _TreeKey]:
+    def _build(self, node: DirNode, mask: int, files: dict[FileNode, FileNode]) -> tuple[DirNode, _TreeKey]:
+        """`files`: those that were built, for files with two names."""
         held = self._dirs[node]
         built = DirNode(held.modified_ms)
         keys: list[tuple[str, _TreeKey]] = []
@@ -432,10 +433,12 @@ class CrashPoint:
             if isinstance(child, FileNode):
                 file = self._files[child]
                 content = file.surviving(mask)
-                built.live[name] = FileNode(content, file.modified_ms)
+                if child not in files:
+                    files[child] = FileNode(content, file.modified_ms)
+                built.live[name] = files[child]
                 keys.append((name, content))
             else:
-                built.live[name], key = self._build(child, mask)
+                built.live[name], key = self._build(child, mask, files)
                 keys.append((name, key))
         built.durable = built.live.copy()
         # Bytes remember their hash and images share most of them, so this costs little more than the walk.

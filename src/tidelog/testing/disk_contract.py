@@ -336,6 +336,29 @@ class DiskContract(ABC):
             disk.rename(join(root, "x"), path)
         assert disk.list_dir(root) == ["a", "x"]
 
+    def test_a_link_is_a_second_name_of_the_same_bytes(self, place: DiskAndRoot) -> None:
+        disk, root = place
+        disk.make_dir(join(root, "x"))
+        old, file = create_file(place, "a", b"first")
+        new = join(root, "x/new")
+        disk.link(old, new)
+        file.write(0, b"F")
+        assert disk.open(new).read(0, 10) == b"First"
+        disk.remove(old)
+        assert disk.open(new).read(0, 10) == b"First"
+
+    def test_a_link_needs_a_file_and_a_free_name(self, place: DiskAndRoot) -> None:
+        disk, root = place
+        path, file = create_file(place, "a", b"kept")
+        disk.make_dir(join(root, "x"))
+        with pytest.raises(FileExistsError):
+            disk.link(path, path)
+        with pytest.raises(FileNotFoundError):
+            disk.link(join(root, "no"), join(root, "new"))
+        with pytest.raises(OSError):
+            disk.link(join(root, "x"), join(root, "new"))
+        assert (file.read(0, 10), disk.list_dir(root)) == (b"kept", ["a", "x"])
+
     def test_remove_forgets_the_name_and_an_open_file_lives_on(self, place: DiskAndRoot) -> None:
         disk, root = place
         path, file = create_file(place, "a", b"abc")

@@ -65,6 +65,7 @@ DiskCall: TypeAlias = Literal[
     "sync",
     "sync_dir",  # also the one inside make_dir
     "rename",
+    "link",
     "remove",
     "mkdir",
     "rmdir",

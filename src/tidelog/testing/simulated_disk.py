@@ -264,6 +264,18 @@ class SimDisk(Machine):
             self._run_fallible("rename", old, f"rename {old} -> {new}")
             above.change(Move(next(self._serials), name, new_name))
 
+    def link(self, old: str, new: str, /) -> None:
+        with self._lock:
+            self._check_powered()
+            node = self._find(old)
+            if isinstance(node, DirNode):
+                raise PermissionError(errno.EPERM, "a directory has one name", old)
+            above, name = self._parent_and_name(new)
+            if name in above.live:
+                raise FileExistsError(errno.EEXIST, "the name is taken", new)
+            self._run_fallible("link", new, f"link {old} -> {new}")
+            self._link(above, name, node)
+
     def sync_dir(self, path: str, /) -> None:
         with self._lock:
             self._check_powered()

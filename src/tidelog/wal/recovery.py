@@ -262,6 +262,12 @@ def replay_shard(
     return Replay(disk, directory, start, durable)
 
 
+def read_frames(disk: Disk, path: str, file_number: int, lo: int, hi: int) -> Iterator[FrameWindow]:
+    """The frames of bytes [lo, hi) of a file, up to the first that is not valid. A writer may append meanwhile."""
+    with _WalFileReader(disk, path) as file:
+        yield from _BatchWalk(file, file_number, lo, hi)
+
+
 # ── one file ──────────────────────────────────────────────────────────────────────────────────────
 
 

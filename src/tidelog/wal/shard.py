@@ -389,6 +389,11 @@ class Shard:
         with self._hold_commit_lock():
             return self.writer.position
 
+    def hold_commits(self) -> AbstractContextManager[None]:
+        """Hold the commit lock: `writer.position` is then the end of all commits, each of which is done. For a moment
+        only, as every writer of the shard waits."""
+        return self._hold_commit_lock()
+
     def synced_position(self) -> Position:
         """Every byte before it survives a power cut, and every commit before it is done."""
         with self._hold_commit_lock():

@@ -4,6 +4,6 @@ A handler takes a `RequestContext` and returns a response, a stream, or a corout
 docstring describe it in the OpenAPI document. Read `topics` (with routers and groups) first; then `write` (the JSON
 write path), `records` (reads) and `queues`. `bulk_write` takes a stream of JSON lines or Arrow; `spark` serves segment
 files and numbered batches. `sse` and `websocket` push records, jobs and messages through `server/push`. `channels` has
-operations that HTTP and WebSocket share. `fast_handlers` answers small requests with a known head without the normal
-path.
+operations that HTTP and WebSocket share. `backups` copies the whole database. `fast_handlers` answers small requests
+with a known head without the normal path.
 """

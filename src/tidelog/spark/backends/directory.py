@@ -24,6 +24,7 @@ from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import BulkScan, Counts, Topic
 from tidelog.engine.context import topic_directory
+from tidelog.engine.manifest import epoch_topic_id
 from tidelog.engine.read import SCHEMA
 from tidelog.engine.segment import MmapCache, SegmentFiles
 from tidelog.engine.segment import Segment as StoredSegment
@@ -131,7 +132,7 @@ class DirectoryBackend:
         after = 0
         while rows := self._engine.gaps(topic, after_seq=after):
             for row in rows:
-                if row.cause == "drop" and row.topic_id == epoch:
+                if row.cause == "drop" and row.topic_id == epoch_topic_id(epoch):
                     return row.last
             if rows[-1].seq <= after:  # later entries are not written yet and have no seqs
                 break
@@ -157,7 +158,8 @@ class DirectoryBackend:
             yield from self._read_from_engine(read_range, at)
             return
         maps = MmapCache(1)  # its own: another task may have mapped files of another directory
-        files = SegmentFiles(self._disk, topic_directory(self._path, read_range.epoch), read_range.epoch, maps)
+        topic_id = epoch_topic_id(read_range.epoch)
+        files = SegmentFiles(self._disk, topic_directory(self._path, topic_id), topic_id, maps)
         if self._is_object_store:
             yield from self._read_ranges(files, read_range, file, verify=verify)
             return

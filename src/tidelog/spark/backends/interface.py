@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
 from tidelog.engine import Counts, Gap
+from tidelog.engine.manifest import epoch_topic_id
 from tidelog.errors import Corrupt, GapFound, NotFound
 from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.frame import OVERHEAD_BYTES
@@ -301,7 +302,7 @@ def read_segment_ranges(
         buf = fetch("data", low, ends if until == read_range.seq_count else int(positions[until]))
         some = entries[at:until]
         rows = scan.scan_indexed(buf, some, 0, until - at, read_range.first + at, check=verify, origin=low)
-        if not _belongs_to_topic(rows, read_range.epoch):
+        if not _belongs_to_topic(rows, epoch_topic_id(read_range.epoch)):
             raise NotFound(f"segment {file.base} of {read_range.topic} is another topic's now")
         reason = f"seqs {read_range.first + at} and later are not all where their index says"
         misplaced = partial(Corrupt, f"{label}/data", pos=low, reason=reason)
@@ -326,6 +327,8 @@ def _index_entries(fetch: FetchRange, read_range: ReadRange, file: PlannedFile) 
     return found, file.size
 
 
-def _belongs_to_topic(rows: Rows, epoch: int) -> bool:
+def _belongs_to_topic(rows: Rows, topic_id: int) -> bool:
     """Whether the frames of these rows belong to the planned topic."""
-    return not len(rows) or bool((frame.read_headers(rows.buf, np.unique(rows.frame_pos))["topic_id"] == epoch).all())
+    return not len(rows) or bool(
+        (frame.read_headers(rows.buf, np.unique(rows.frame_pos))["topic_id"] == topic_id).all()
+    )

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidelog.engine import Counts
+from tidelog.engine.manifest import epoch_topic_id
 from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import segment_index
 from tidelog.spark.backends import interface
@@ -163,7 +164,7 @@ class ServerBackend:
             except TopicNotFound:
                 return None
             for row in page["gaps"]:
-                if row["cause"] == "drop" and row["topic_id"] == epoch:
+                if row["cause"] == "drop" and row["topic_id"] == epoch_topic_id(epoch):
                     return int(row["last"])
             if not page.get("next_cursor"):
                 return None

@@ -1,0 +1,377 @@
+"""Backups in their target: layout, list, verify, prune.
+
+    TARGET/
+      tidelog-backup                  the label: which database
+      backups/20261118T145959123Z-a1b2c3.manifest     a whole backup: every file with its length and checksum
+      backups/20261118T150959123Z-d4e5f6.running      a backup that is being made, or was interrupted
+      backups/prune.running                           a prune that runs, or was interrupted
+      objects/topics/00000001/seg-0000000000000001.data.<checksum>   the bytes of one file, named by their content
+
+`backup` writes its marker, then objects, then the manifest, then removes the marker. A backup without a manifest is not
+whole and is never restored. An incremental backup stores only objects that the target does not have, and its manifest
+lists all files nevertheless. So backups do not depend on each other, and `prune_backups` removes the objects that no
+manifest lists, in this order: its marker, the manifests, the objects.
+
+Creation and pruning exclude each other without a lock, which object stores do not have: each writes its own marker
+before it looks for the other's. One that finds the other's marker gives up and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from xxhash import xxh3_128
+
+from tidelog.disk.backup_store import BucketStore, DirectoryStore, open_backup_store
+from tidelog.disk.interface import Disk
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine.context import topic_directory
+from tidelog.engine.manifest import Manifest, decode_manifest
+from tidelog.engine.results import Progress
+from tidelog.engine.segment import format_file_name
+from tidelog.errors import BackupIncomplete, BackupNotFound, BadInput, Busy, Corrupt, Damaged, NewerFormat
+from tidelog.formats import backup_manifest, segment_index
+from tidelog.formats.backup_manifest import (
+    MANIFEST_BYTES_MAX,
+    OBJECTS_PREFIX,
+    BackupFile,
+    BackupManifest,
+    object_key,
+)
+from tidelog.wal import paths
+
+LABEL_KEY: Final = "tidelog-backup"
+BACKUPS_PREFIX: Final = "backups/"
+MANIFEST_SUFFIX: Final = ".manifest"
+RUNNING_SUFFIX: Final = ".running"
+PRUNE_KEY: Final = f"{BACKUPS_PREFIX}prune{RUNNING_SUFFIX}"
+_LABEL_BYTES_MAX: Final = 4096
+PIECE_BYTES: Final = 1 << 20
+VERIFYING: Final = "verifying objects"
+PRUNING: Final = "removing objects"
+
+Store: TypeAlias = BucketStore | DirectoryStore
+
+
+class BackupInfo(NamedTuple):
+    """One backup of a target."""
+
+    id: str
+    created_ms: int  # it has everything that was written before this time, and nothing written after it
+    database_id: str
+    parent: str | None  # the backup whose objects were used again
+    topics: dict[str, int]  # the last seq of each topic
+    channels: int
+    files: int
+    bytes: int  # of all files
+    stored_bytes: int  # of the objects that this backup added to its target
+    damaged: tuple[str, ...]
+    external: tuple[str, ...]
+
+    @classmethod
+    def from_manifest(cls, manifest: BackupManifest) -> BackupInfo:
+        return cls(
+            manifest.id,
+            manifest.created_ms,
+            manifest.database_id,
+            manifest.parent or None,
+            {topic.name: topic.head for topic in manifest.topics},
+            manifest.channels,
+            len(manifest.files),
+            sum(file.size for file in manifest.files),
+            manifest.stored_bytes,
+            manifest.damaged,
+            manifest.external,
+        )
+
+
+class BackupListing(NamedTuple):
+    """The backups of a target, oldest first, and what is not a whole backup."""
+
+    backups: list[BackupInfo]
+    unfinished: list[str]  # ids of backups that are being made or were interrupted
+    unreadable: dict[str, str]  # id → why its manifest does not read
+
+
+class VerifyResult(NamedTuple):
+    id: str
+    files: int
+    bytes: int
+    problems: list[str]  # each names an object
+
+
+class PruneResult(NamedTuple):
+    kept: list[str]
+    removed: list[str]
+    objects: int  # removed
+    bytes: int
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    pass
+
+
+class BackupTarget:
+    """The store of backups at an address."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @classmethod
+    def open(cls, address: str, disk: Disk) -> BackupTarget:
+        return cls(open_backup_store(address, disk))
+
+    def database_id(self) -> str | None:
+        """The database whose backups these are; None: the target is empty. BadInput if it holds something else."""
+        content = self._read(LABEL_KEY, _LABEL_BYTES_MAX)
+        if content is not None:
+            return backup_manifest.decode_label(content, f"{self.store.address}/{LABEL_KEY}")
+        try:
+            others = self.store.list("")
+        except OSError as error:
+            raise self.store.wrap_error(error, "listing it") from error
+        if others:
+            raise BadInput(
+                f"{self.store.address} holds {min(others)!r} and no backups of tidelog; nothing was changed, choose an "
+                "empty directory or prefix"
+            )
+        return None
+
+    def _read(self, key: str, size_max: int) -> bytes | None:
+        """A whole small object; None if it does not exist."""
+        try:
+            length = self.store.length(key)
+            if length is None:
+                return None
+            if length > size_max:
+                raise Corrupt(f"{self.store.address}/{key}", pos=0, reason=f"{length} bytes are too many")
+            return self.store.read(key, 0, length)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.store.wrap_error(error, f"reading {key}") from error
+
+    def list_keys(self) -> list[str]:
+        try:
+            return sorted(self.store.list(BACKUPS_PREFIX))
+        except OSError as error:
+            raise self.store.wrap_error(error, "listing backups") from error
+
+    def ids(self) -> list[str]:
+        """The ids of whole backups, oldest first."""
+        return ids_of(self.list_keys(), MANIFEST_SUFFIX)
+
+    def load(self, backup_id: str) -> BackupManifest:
+        """Load the manifest of a backup."""
+        key = manifest_key(backup_id)
+        content = self._read(key, MANIFEST_BYTES_MAX) if backup_manifest.is_backup_id(backup_id) else None
+        if content is None:
+            if backup_manifest.is_backup_id(backup_id) and running_key(backup_id) in self.list_keys():
+                raise BackupIncomplete(self.store.address, backup_id)
+            raise BackupNotFound(self.store.address, backup_id)
+        return backup_manifest.decode_backup(content, f"{self.store.address}/{key}")
+
+    def newest(self) -> BackupManifest | None:
+        """The newest backup whose manifest reads; None: there is none."""
+        for backup_id in reversed(self.ids()):
+            try:
+                return self.load(backup_id)
+            except NewerFormat:
+                raise
+            except Corrupt:
+                continue
+        return None
+
+    def require(self, backup_id: str | None) -> BackupManifest:
+        """The manifest of this backup, or of the newest one."""
+        if self.database_id() is None:
+            raise BackupNotFound(self.store.address, backup_id)
+        if backup_id is not None:
+            return self.load(backup_id)
+        ids = self.ids()
+        if not ids:
+            unfinished = ids_of(self.list_keys(), RUNNING_SUFFIX)
+            if unfinished:
+                raise BackupIncomplete(self.store.address, unfinished[-1])
+            raise BackupNotFound(self.store.address, None)
+        return self.load(ids[-1])
+
+
+def manifest_key(backup_id: str) -> str:
+    return f"{BACKUPS_PREFIX}{backup_id}{MANIFEST_SUFFIX}"
+
+
+def running_key(backup_id: str) -> str:
+    return f"{BACKUPS_PREFIX}{backup_id}{RUNNING_SUFFIX}"
+
+
+def ids_of(keys: Sequence[str], suffix: str) -> list[str]:
+    names = [key.removeprefix(BACKUPS_PREFIX).removesuffix(suffix) for key in keys if key.endswith(suffix)]
+    return sorted(name for name in names if backup_manifest.is_backup_id(name))
+
+
+# ── list, verify, prune ───────────────────────────────────────────────────────────────────────────
+
+
+def list_backups(address: str, *, disk: Disk | None = None) -> BackupListing:
+    """Return the backups of a target, oldest first. A target without any is empty."""
+    target = BackupTarget.open(address, disk or PosixDisk())
+    if target.database_id() is None:
+        return BackupListing([], [], {})
+    keys = target.list_keys()
+    found: list[BackupInfo] = []
+    unreadable: dict[str, str] = {}
+    whole = ids_of(keys, MANIFEST_SUFFIX)
+    for backup_id in whole:
+        try:
+            found.append(BackupInfo.from_manifest(target.load(backup_id)))
+        except BackupNotFound:
+            continue  # pruned meanwhile
+        except (Damaged, NewerFormat) as error:
+            unreadable[backup_id] = str(error)
+    unfinished = [backup_id for backup_id in ids_of(keys, RUNNING_SUFFIX) if backup_id not in whole]
+    return BackupListing(found, unfinished, unreadable)
+
+
+def verify_backup(
+    address: str, backup_id: str | None = None, *, disk: Disk | None = None, progress: Progress = no_progress
+) -> VerifyResult:
+    """Read every object of a backup, of the newest by default, and compare lengths and checksums; check that the files
+    are all that the metadata in the manifest needs. Problems are returned, not raised."""
+    target = BackupTarget.open(address, disk or PosixDisk())
+    manifest = target.require(backup_id)
+    problems = check_files(manifest)
+    total, done = sum(file.size for file in manifest.files), 0
+    for file in manifest.files:
+        digest, pos = xxh3_128(), 0
+        try:
+            length = target.store.length(object_key(file))
+            while pos < file.size and length == file.size:
+                piece = target.store.read(object_key(file), pos, min(pos + PIECE_BYTES, file.size))
+                if not piece:
+                    break
+                digest.update(piece)
+                pos += len(piece)
+                done += len(piece)
+                progress(VERIFYING, done, total)
+        except FileNotFoundError:
+            length = None
+        except OSError as error:
+            raise target.store.wrap_error(error, f"reading {object_key(file)}") from error
+        if (problem := object_problem(file, length, digest.hexdigest())) is not None:
+            problems.append(f"{object_key(file)}: {problem}")
+    return VerifyResult(manifest.id, len(manifest.files), total, problems)
+
+
+def object_problem(file: BackupFile, length: int | None, checksum: str) -> str | None:
+    """What is wrong with the object of a file, by what was read of it."""
+    if length is None:
+        return "it is missing"
+    if length != file.size:
+        return f"it has {length} bytes, the manifest says {file.size}"
+    return None if checksum == file.checksum else "its checksum is not the one in the manifest"
+
+
+def load_engine_manifest(manifest: BackupManifest, what: str) -> Manifest:
+    """The metadata snapshot of the engine in a backup."""
+    return decode_manifest(manifest.engine_manifest, what)
+
+
+def check_files(manifest: BackupManifest) -> list[str]:
+    """Compare the files of a backup with what its metadata needs; return what is missing."""
+    files = {file.path: file for file in manifest.files}
+    loaded = load_engine_manifest(manifest, f"backup {manifest.id}")
+    live = {topic.id for topic in manifest.topics}
+    if manifest.damaged:
+        return []
+    problems: list[str] = []
+    for row in loaded.topics:
+        if row.id not in live:
+            continue
+        for segment in row.segments:
+            directory = topic_directory("", row.id).lstrip("/")
+            name = f"{directory}/{format_file_name(segment.base, segment.generation, '')}"
+            index_bytes = (segment.stop - segment.base) * segment_index.ENTRY_BYTES
+            for suffix, size in ((".data", segment.size), (".idx", index_bytes)):
+                file = files.get(name + suffix)
+                if file is None or file.size < size:
+                    problems.append(f"{name}{suffix}: the backup lists {file.size if file else 'no'} bytes of {size}")
+    for shard in manifest.shards:
+        start = next((row for row in loaded.groups if row.key == shard.key), None)
+        if start is None or (start.first, start.pos) == (shard.file_number, shard.pos):
+            continue
+        path = f"wal/{shard.key}/" if shard.key else "wal/"
+        file = files.get(path + paths.file_name(shard.file_number))
+        if shard.pos and (file is None or file.offset + file.size != shard.pos):
+            problems.append(f"{path}{paths.file_name(shard.file_number)}: it does not reach byte {shard.pos}")
+    return problems
+
+
+def prune_backups(
+    address: str,
+    *,
+    keep: int | None = None,
+    older_than_ms: int | None = None,
+    disk: Disk | None = None,
+    progress: Progress = no_progress,
+) -> PruneResult:
+    """Remove old backups, and every object that no other backup lists.
+
+    Args:
+        keep: the number of newest backups that stay.
+        older_than_ms: remove backups from before this time, in milliseconds since 1970. With `keep`, both must agree.
+
+    The newest backup always stays. Objects of interrupted backups are removed, too.
+    """
+    if keep is None and older_than_ms is None:
+        raise BadInput("a prune takes `keep` or `older_than_ms`; nothing was removed")
+    if keep is not None and keep < 1:
+        raise BadInput(f"at least one backup is kept, not {keep}; nothing was removed")
+    target = BackupTarget.open(address, disk or PosixDisk())
+    if target.database_id() is None:
+        raise BackupNotFound(target.store.address, None)
+    store = target.store
+    try:
+        store.put(PRUNE_KEY, [b""])
+        store.flush()
+        keys = target.list_keys()
+        running = [each for each in ids_of(keys, RUNNING_SUFFIX) if manifest_key(each) not in keys]
+        if running:
+            store.delete(PRUNE_KEY)
+            store.flush()
+            raise Busy(
+                f"{store.address}: backup {running[-1]} is being made or was interrupted; nothing was removed, retry "
+                "when it is done, or make another backup first: that removes the marker of an interrupted one"
+            )
+        result = _prune(target, keep, older_than_ms, progress)
+        store.delete(PRUNE_KEY)
+        store.flush()
+    except OSError as error:
+        raise store.wrap_error(error, "removing backups") from error
+    return result
+
+
+def _prune(target: BackupTarget, keep: int | None, older_than_ms: int | None, progress: Progress) -> PruneResult:
+    store = target.store
+    # One that does not read may list any object, so nothing is removed then: `load` raises.
+    manifests = {backup_id: target.load(backup_id) for backup_id in target.ids()}
+    ids = list(manifests)
+    removed = [
+        backup_id
+        for place, backup_id in enumerate(ids[:-1])
+        if (keep is None or place < len(ids) - keep)
+        and (older_than_ms is None or manifests[backup_id].created_ms < older_than_ms)
+    ]
+    for backup_id in removed:
+        store.delete(manifest_key(backup_id))
+    store.flush()  # before their objects: a backup is whole or gone
+    kept = [backup_id for backup_id in ids if backup_id not in removed]
+    needed = {object_key(file) for backup_id in kept for file in manifests[backup_id].files}
+    unneeded = {key: size for key, size in store.list(OBJECTS_PREFIX).items() if key not in needed}
+    for number, key in enumerate(unneeded, 1):
+        store.delete(key)
+        progress(PRUNING, number, len(unneeded))
+    store.remove_leftovers()
+    store.flush()
+    return PruneResult(kept, removed, len(unneeded), sum(unneeded.values()))
