@@ -696,8 +696,7 @@ _LEFTOVERS = {
 _MAY_PRINT = ("src/tidelog/cli/", "benchmarks/", "tests/soak/", "tests/mutation/")  # commands
 _MAY_SKIP = (
     "tests/crash/faultfs/",
-    "tests/regressions/test_full_disk.py",
-    "tests/e2e/test_full_disk.py",
+    "tests/kit/small_disk.py",
     "tests/spark/test_declarative.py",
 )  # a machine without FUSE or root, or without the packages of Declarative Pipelines
 _TREES = ("src/", "tests/", "benchmarks/", "docs/")

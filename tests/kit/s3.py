@@ -25,6 +25,7 @@ from typing import Final
 
 import pytest
 
+from tests.kit.commands import free_port
 from tests.kit.waiting import eventually
 
 PACKAGE: Final = "github.com/versity/versitygw/cmd/versitygw@latest"
@@ -60,12 +61,6 @@ def build_server() -> Path | None:
                 )
                 (building / "versitygw").rename(target)
     return target if target.exists() else None
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class S3Server:
