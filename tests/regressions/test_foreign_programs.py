@@ -20,6 +20,8 @@ from typing import NamedTuple
 import pytest
 from tests.regressions.test_foreign import METADATA, expected, fingerprint, held, tree
 
+import tidelog
+from tidelog.channels import export_narwhal, import_narwhal
 from tidelog.cli.main import main
 from tidelog.commitlog import SegmentedLog, verify
 from tidelog.errors import Damaged
@@ -318,7 +320,7 @@ def test_rustlog_reads_what_compaction_and_retention_left(tmp_path: Path) -> Non
     assert [fingerprint(record.seq, record.data) for record in RustLog(path).read()] == kept
 
 
-def test_the_data_of_the_original_programs_is_that_of_the_golden_files() -> None:
+def test_the_data_of_the_original_programs_is_that_of_the_golden_files(tmp_path: Path) -> None:
     """All of it, where it is present: every file here is the program's, and every one that is only there is read."""
     if not SHARED.is_dir():
         pytest.skip(f"there is no {SHARED}: only the directories in tests/golden/foreign were read")
@@ -332,3 +334,10 @@ def test_the_data_of_the_original_programs_is_that_of_the_golden_files() -> None
             if seqs:
                 with SegmentedLog.open(str(directory), read_only=True) as log:
                     assert [record.seq for record in log] == seqs
+        with tidelog.open(str(tmp_path / f"{kind}-data"), threads=False) as database:
+            imported = import_narwhal(database.channels, str(SHARED / "narwhal" / kind), domain="localhost")
+            assert {each.channel: each.messages for each in imported} == {
+                f"!{channel['handler']}@localhost": len(channel["messages"]) for channel in contents[kind]
+            }
+            export_narwhal(database.channels, str(tmp_path / kind))
+        assert tree(tmp_path / kind) == tree(SHARED / "narwhal" / kind)
