@@ -533,7 +533,11 @@ def _bare_handler(meta: ChannelMeta) -> str:
 def _load_record(channels: ChannelManager, meta: ChannelMeta) -> ImportRecord | None:
     path = join(channels.store.directory(rules.directory_name(meta.handler)), IMPORT_FILE)
     content = read_file(channels.store.disk, path)
-    return None if content is None else decode_import_record(content, path)
+    try:
+        return None if content is None else decode_import_record(content, path)
+    except Corrupt as error:
+        step = "nothing was exported; remove it to export the channel without its original form"
+        raise Corrupt(path, pos=error.pos, reason=error.reason, next_step=step) from error
 
 
 def _to_narwhal(meta: ChannelMeta, record: ImportRecord | None) -> NarwhalChannel:

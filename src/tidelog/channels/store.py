@@ -42,6 +42,7 @@ from tidelog.engine.check import Finding
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, WriteFailed
 from tidelog.formats import small_files
 from tidelog.formats import small_files as layout
+from tidelog.formats.narwhal_channel import decode_import_record
 from tidelog.formats.small_files import ChannelMeta, decode_cursor
 
 CHANNELS_DIR: Final = "channels"
@@ -495,6 +496,7 @@ class ChannelCheck:
 
         metadata.bin         its checksum and layout, and that its name matches its directory
         <base>.log .idx      every message against its checksum, the index against the messages
+        imported.bin         its checksum
         cursor.bin           of a fifo channel: its checksum, and that it is within the bounds of the log
         deleted, no metadata a note: the next start removes it
 
@@ -557,6 +559,7 @@ class ChannelCheck:
             return
         bounds = (1, 1)
         directory = self._store.directory(name)
+        yield from self._check_import_record(name, meta)
         if any(file.endswith((".log", small_files.MANIFEST_NAME)) for file in self._disk.list_dir(directory)):
             try:
                 result = verify(directory, "narwhal", disk=self._disk)
@@ -572,6 +575,16 @@ class ChannelCheck:
                 yield Finding("messages", _relative_path(name), None, note, False, meta.handler)
         if meta.config.type == "fifo":
             yield from self._check_cursor(name, meta, *bounds)
+
+    def _check_import_record(self, name: str, meta: ChannelMeta) -> Iterator[Finding]:
+        content = read_file(self._disk, join(self._store.directory(name), IMPORT_FILE))
+        try:
+            if content is not None:
+                decode_import_record(content, IMPORT_FILE)
+        except Error as error:
+            reason = error.reason if isinstance(error, Corrupt) else str(error)
+            problem = f"{reason}; only an export to narwhal needs it, remove it to export without it"
+            yield Finding("channel", _relative_path(name, IMPORT_FILE), None, problem, topic=meta.handler)
 
     def _check_cursor(self, name: str, meta: ChannelMeta, first: int, stop: int) -> Iterator[Finding]:
         content = read_file(self._disk, join(self._store.directory(name), CURSOR_FILE))

@@ -25,6 +25,7 @@ from tests.unit.channels.conftest import ChannelEnv
 import tidelog
 import tidelog.channels
 from tidelog.channels import Channel, ChannelLimits, ChannelManager, export_narwhal, import_narwhal
+from tidelog.channels.store import ChannelCheck
 from tidelog.cli.main import main
 from tidelog.errors import (
     AlreadyExists,
@@ -506,6 +507,25 @@ def test_a_reader_may_not_import(source: Path, open_channels: Callable[..., Chan
         pytest.raises(ReadOnly),
     ):
         import_narwhal(database.channels, str(source), domain="example.org")
+
+
+def test_a_damaged_record_of_the_import_is_found_and_can_be_removed(
+    open_channels: Callable[..., ChannelManager], tmp_path: Path
+) -> None:
+    manager = open_channels()
+    import_narwhal(manager, str(FOREIGN / "server"), domain="localhost")
+    (record,) = (tmp_path / "data" / "channels").rglob("imported.bin")
+    assert list(ChannelCheck(str(tmp_path / "data"))) == []
+    record.write_bytes(record.read_bytes()[:-1])
+    (finding,) = ChannelCheck(str(tmp_path / "data"))
+    assert (finding.damage, "only an export" in finding.reason) == (True, True)
+    with pytest.raises(Corrupt, match="remove it"):
+        export_narwhal(manager, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    record.unlink()
+    (done,) = export_narwhal(manager, str(tmp_path / "out"))
+    decoded = Postcard((tmp_path / "out" / done.directory / "metadata.bin").read_bytes()).channel()
+    assert (decoded["handler"], decoded["members"]) == ("tasks", ["alice@localhost", "bob@localhost"])
 
 
 # ── every byte of the metadata ────────────────────────────────────────────────────────────────────
