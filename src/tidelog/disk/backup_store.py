@@ -239,7 +239,7 @@ class BucketStore:
         """An upload that was cut off leaves no key."""
 
     def wrap_error(self, error: OSError, step: str, /) -> Error:
-        return StoreUnavailable(f"{self.address}: {step} failed ({str(error)[:300]}); retry")
+        return StoreUnavailable(self.address, f"{step} failed: {str(error)[:300]}")
 
 
 def open_backup_store(address: str, disk: Disk) -> DirectoryStore | BucketStore:

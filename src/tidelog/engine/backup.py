@@ -26,6 +26,7 @@ from tidelog.engine.backup_target import (
     RUNNING_SUFFIX,
     BackupInfo,
     BackupTarget,
+    describe_backup,
     ids_of,
     manifest_key,
     no_progress,
@@ -183,7 +184,7 @@ class _Creation:
             store.flush()
         except OSError as error:
             raise store.wrap_error(error, "writing a backup") from error
-        return BackupInfo.from_manifest(manifest)
+        return describe_backup(manifest)
 
     def _announce(self, backup_id: str) -> None:
         """Write the marker, then look for a prune. Markers of this database's earlier backups are stale: one process

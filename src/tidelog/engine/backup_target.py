@@ -69,22 +69,6 @@ class BackupInfo(NamedTuple):
     damaged: tuple[str, ...]
     external: tuple[str, ...]
 
-    @classmethod
-    def from_manifest(cls, manifest: BackupManifest) -> BackupInfo:
-        return cls(
-            manifest.id,
-            manifest.created_ms,
-            manifest.database_id,
-            manifest.parent or None,
-            {topic.name: topic.head for topic in manifest.topics},
-            manifest.channels,
-            len(manifest.files),
-            sum(file.size for file in manifest.files),
-            manifest.stored_bytes,
-            manifest.damaged,
-            manifest.external,
-        )
-
 
 class BackupListing(NamedTuple):
     """The backups of a target, oldest first, and what is not a whole backup."""
@@ -106,6 +90,23 @@ class PruneResult(NamedTuple):
     removed: list[str]
     objects: int  # removed
     bytes: int
+
+
+def describe_backup(manifest: BackupManifest) -> BackupInfo:
+    """What users see of a backup."""
+    return BackupInfo(
+        manifest.id,
+        manifest.created_ms,
+        manifest.database_id,
+        manifest.parent or None,
+        {topic.name: topic.head for topic in manifest.topics},
+        manifest.channels,
+        len(manifest.files),
+        sum(file.size for file in manifest.files),
+        manifest.stored_bytes,
+        manifest.damaged,
+        manifest.external,
+    )
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -225,7 +226,7 @@ def list_backups(address: str, *, disk: Disk | None = None) -> BackupListing:
     whole = ids_of(keys, MANIFEST_SUFFIX)
     for backup_id in whole:
         try:
-            found.append(BackupInfo.from_manifest(target.load(backup_id)))
+            found.append(describe_backup(target.load(backup_id)))
         except BackupNotFound:
             continue  # pruned meanwhile
         except (Damaged, NewerFormat) as error:

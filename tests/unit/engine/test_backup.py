@@ -336,9 +336,9 @@ def test_create_and_prune_exclude_each_other(db: tidelog.Database, disk: SimDisk
 
 def test_a_prune_without_a_rule_and_cuts_that_cannot_be_are_refused(db: tidelog.Database, disk: SimDisk) -> None:
     made = db.backup(TARGET)
-    for wrong in ({}, {"keep": 0}):
+    for keep in (None, 0):
         with pytest.raises(BadInput, match="nothing was removed"):
-            backup.prune(TARGET, disk=disk, **wrong)
+            backup.prune(TARGET, keep=keep, disk=disk)
     wrong_cuts: list[dict[str, Any]] = [
         {"to_seq": {"nothing": 1}},
         {"to_seq": {"orders": 10_000}},
