@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
+from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, sync_file
 from tidelog.disk.interface import Disk, File, join, parent_dir
 from tidelog.disk.segment_store import SegmentStore, open_store
@@ -249,4 +250,4 @@ def open_backup_store(address: str, disk: Disk) -> DirectoryStore | BucketStore:
         return DirectoryStore(disk, disk.resolve(local_directory(address, "the target of backups")))
     if scheme in SERVER_SCHEMES:
         raise BadInput(f"{address[:200]!r} is a server, backups go to a directory or an object store; nothing was done")
-    return BucketStore(open_store(address, disk=disk))
+    return BucketStore(BoundedStore(open_store(address, disk=disk)))

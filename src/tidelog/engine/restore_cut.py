@@ -1,7 +1,7 @@
 """Point-in-time restore: cut restored files and metadata at a seq of a topic, or at a time.
 
-    segments    those after the cut are removed; the one with the cut becomes the unsealed end of its topic, and a batch
-                that the cut divides is encoded again without its rest
+    segments    those after the cut are removed; the one with the cut is made shorter and sealed, and a batch that the
+                cut divides is encoded again without its rest
     WAL         written again with the frames from before the cut: of each topic up to its first frame after the cut
     rows        heads, floors, ranges, queues, producers and keys of the metadata end at the cut
 
@@ -24,15 +24,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tidelog.disk.durability import remove_if_exists, replace_file
+from tidelog.disk.durability import read_file, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, join
 from tidelog.engine.blobs import BlobTable
 from tidelog.engine.context import WAL_DIR, topic_directory
 from tidelog.engine.gap_log import GAP_LOG_TOPIC
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, SegmentRow, TopicRow, WriterRow
-from tidelog.engine.segment import MmapCache, Segment, SegmentFiles, record_sizes
+from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFiles, record_sizes
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, control_frames, frame, sealed_segment, segment_index
+from tidelog.formats import batch, control_frames, frame, scan, sealed_segment, segment_index
 from tidelog.formats.backup_manifest import BackupManifest
 from tidelog.formats.control_frames import Body
 from tidelog.formats.frame import APPEND_BATCH, HEAD_WATERMARK, MORE, TOPIC_CREATE
@@ -171,35 +171,41 @@ def _cut_topic(disk: Disk, root: str, row: TopicRow, seq_max: int, ts_max: int) 
             break
     if last == row.head:
         return row
-    segments: list[SegmentRow] = []
-    for segment in row.segments:
-        if segment.stop <= last + 1:
-            segments.append(segment)
-        elif segment.base > last:
-            for suffix in (".foot", ".tag", ".del", ".idx", ".data"):
-                remove_if_exists(disk, files.path(segment.base, segment.generation, suffix))
+    segments = [segment for segment in row.segments if segment.stop <= last + 1]
+    for segment in row.segments[len(segments) :]:
+        if segment.base > last:
+            _remove_segment(files, segment)
+        elif (cut := _cut_segment(files, segment, last)) is not None:
+            segments.append(cut)
         else:
-            segments.append(_cut_segment(files, segment, last))
+            row = msgspec.structs.replace(row, ghosts=(*row.ghosts, (segment.base, last + 1)))
     return _cut_row(row, last, tuple(segments))
 
 
-def _cut_segment(files: SegmentFiles, segment: SegmentRow, last: int) -> SegmentRow:
-    """Cut the files of a segment after `last`, which is one of its seqs; return its row, which is not sealed."""
+def _cut_segment(files: SegmentFiles, segment: SegmentRow, last: int) -> SegmentRow | None:
+    """Cut the files of a segment after `last`, which is one of its seqs, and seal it; return its row. None: it has no
+    record up to there, a rewrite has removed them, and its files are removed."""
     base, stop, disk = segment.base, last + 1, files.disk
     part = Segment.from_row(files, segment)
     entries = part.entries()[: stop - base].copy()
     is_hole = (entries["flags"] & segment_index.HOLE) != 0
-    last_record = int(np.flatnonzero(~is_hole)[-1]) if not is_hole.all() else -1
-    offset, kept = 0, b""
-    if last_record >= 0:
-        offset = int(entries["frame_offset"][last_record])
-        kept = _first_records(*_read_frame_at(disk, part.path(".data"), offset, segment.size), last)
-    entries["frame_offset"][last_record + 1 :] = offset + len(kept)  # holes at the end name the end
     part.unmap()
+    if is_hole.all():
+        _remove_segment(files, segment)
+        return None
+    last_record = int(np.flatnonzero(~is_hole)[-1])
+    offset = int(entries["frame_offset"][last_record])
+    kept = _first_records(*_read_frame_at(disk, part.path(".data"), offset, segment.size), last)
+    entries["frame_offset"][last_record + 1 :] = offset + len(kept)  # holes at the end name the end
     _replace_end(disk, part.path(".data"), offset, kept)
     _replace_end(disk, part.path(".idx"), 0, entries.tobytes())
-    for suffix in (".foot", ".tag"):
-        remove_if_exists(disk, part.path(suffix))
+    remove_if_exists(disk, part.path(".tag"))  # searches read the segment
+    content = read_file(disk, part.path(".data")) or b""
+    scanned = scan.scan_records(content, above=base - 1)
+    if scanned.end != len(content):
+        raise Corrupt(part.path(".data"), pos=scanned.end, reason=scanned.reason, next_step="nothing was restored")
+    footer = sealed_segment.build_footer(content, entries.tobytes(), first_seq=base)
+    replace_file(disk, part.path(".foot"), sealed_segment.encode_footer(footer))
     deletions = part.read_side_file(".del")
     if deletions is not None:
         marked = sealed_segment.decode_deletion_vector(deletions, part.path(".del")).seqs()
@@ -210,18 +216,24 @@ def _cut_segment(files: SegmentFiles, segment: SegmentRow, last: int) -> Segment
         files,
         base,
         stop,
-        offset + len(kept),
+        len(content),
         live=stop - base,
         first_ts=segment.first_ts,
         last_ts=int(entries["ts"][-1]),
+        sealed=True,
         generation=segment.generation,
         removed=int(is_hole.sum()) if segment.removed else 0,
     )
     sizes, deleted = record_sizes(cut, 0, stop - base), cut.deleted_mask()
     live = np.ones(stop - base, np.bool_) if deleted is None else ~deleted
     cut.live_records, cut.live_bytes = int(live.sum()), int(sizes[live].sum())
-    part.unmap()
+    cut.unmap()
     return cut.to_row()
+
+
+def _remove_segment(files: SegmentFiles, segment: SegmentRow) -> None:
+    for suffix in reversed(SEGMENT_SUFFIXES):
+        remove_if_exists(files.disk, files.path(segment.base, segment.generation, suffix))
 
 
 def _read_frame_at(disk: Disk, path: str, pos: int, end: int) -> tuple[bytes, frame.Frame]:
