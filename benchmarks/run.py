@@ -51,6 +51,7 @@ _MODULES = {
     "topics-deletes": "topics.bench_deletes",
     "topics-large": "topics.bench_large",
     "topics-backup": "topics.bench_backup",
+    "topics-compaction": "topics.bench_compaction",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

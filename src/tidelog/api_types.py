@@ -159,6 +159,17 @@ class Delete(Struct):
         check_u64(self.before_seq)
 
 
+class SimulateRetention(Struct):
+    """Limits to try; a limit that is not given is the topic's own."""
+
+    cap_records: U64 | None = None
+    cap_bytes: U64 | None = None
+    ttl_ms: U64 | None = None
+
+    def __post_init__(self) -> None:
+        check_u64(self.cap_records, self.cap_bytes, self.ttl_ms)
+
+
 class Cursor(Struct):
     from_seq: U64 = 0
     tail: bool = False

@@ -24,12 +24,14 @@ import xxhash
 from numpy.typing import NDArray
 from tests.frames import FrameReader, encode_batch, record_kinds
 
+from tidelog.engine.key_index import encode_key_index
 from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import (
     batch,
     control_frames,
     frame,
+    key_index,
     large_record,
     scan,
     sealed_segment,
@@ -142,6 +144,17 @@ def make_tags() -> bytes:
     """Tag a in rows 0 and 3, bc in row 1."""
     index = tag_index.TagBlock(b"abc", np.array([0, 1, 3]), np.array([0, 3, 1], np.uint32), np.array([0, 2, 3]))
     return tag_index.encode(1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, index)
+
+
+def make_keys() -> bytes:
+    rows = scan.scan_records(GOLDEN["segment_data"]).rows
+    return encode_key_index("latest_by_tag", 1, 10, GOLDEN["segment_foot"], rows)
+
+
+def read_keys(buf: bytes) -> object:
+    foot, selector = (xxhash.xxh3_64_intdigest(part) for part in (GOLDEN["segment_foot"], b"latest_by_tag"))
+    found = key_index.decode(buf, base=1, foot=foot, selector=selector, seqs=9)
+    return tuple(column.tolist() for column in found[2:])
 
 
 def read_tags(buf: bytes) -> object:
@@ -330,6 +343,13 @@ VECTORS: dict[str, Vector] = {
         read_large_record,
     ),
     "blob": Vector(b"large", make_blob, read_blob),
+    "compaction": control(
+        control_frames.Compaction(
+            selector=xxhash.xxh3_64_intdigest(b"latest_by_tag"), compacted_to=42, tombstone_ms=TS, seqs=(40, 41)
+        ),
+        topic_id=10,
+        seq=7,
+    ),
     "group_cursor": control(control_frames.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),
@@ -453,6 +473,7 @@ VECTORS: dict[str, Vector] = {
     "segment_tag": Vector(
         (1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, {b"a": [0, 3], b"bc": [1]}), make_tags, read_tags
     ),
+    "segment_key": Vector(([5], [False], [1, 2, 3], [0, 0, 0]), make_keys, read_keys),
     "segment_del": Vector(
         (1, 9, [2, 6, 9]), lambda: sealed_segment.encode_deletion_vector(make_vector()), read_deletions
     ),

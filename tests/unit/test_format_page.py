@@ -33,6 +33,7 @@ from tidelog.formats import (
     cold_object,
     control_frames,
     frame,
+    key_index,
     large_record,
     sealed_segment,
     segment_index,
@@ -233,6 +234,7 @@ LAYOUTS: dict[str, Layout] = {
     "Envelope": Struct(small_files._HEADER.format + small_files._CHECKSUM.format[1:]),
     "Footer head": sealed_segment._FOOTER_HEAD,
     "Tag index head": tag_index._HEAD,
+    "Key index head": key_index._HEAD,
     "Deletion vector head": sealed_segment._DELETIONS_HEAD,
     "Record sizes head": sealed_segment._SIZES_HEAD,
     "Cold object entry": cold_object._ENTRY,
@@ -336,6 +338,7 @@ def version_complaints(text: str) -> Iterator[str]:
     right = {
         ".foot": (sealed_segment.FOOTER_MAGIC, sealed_segment.FOOTER_VERSION),
         ".tag": (tag_index.MAGIC, tag_index.VERSION),
+        ".key": (key_index.MAGIC, key_index.VERSION),
         ".del": (sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION),
         ".siz": (sealed_segment.SIZES_MAGIC, sealed_segment.SIZES_VERSION),
         "cold object": (cold_object.MAGIC, cold_object.VERSION),

@@ -57,6 +57,16 @@ def backup_values(database: tidelog.Database, disk: SimDisk) -> tuple[object, ..
     )
 
 
+def _compaction_values() -> list[object]:
+    database = tidelog.open("keyed", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
+    topic = database.topic("users", compaction="/id")
+    topic.append([{"id": 1}, {"id": 2}])
+    topic.group("slow").begin()
+    table, preview = topic.latest(), topic.simulate_retention(cap_records=1)
+    page = table.page()
+    return [topic.compact(), table, page, page.records[0], preview, preview.cap, preview.groups[0]]
+
+
 def test_returned_values_show_exactly_the_documented_names() -> None:
     disk = SimDisk()
     database = tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
@@ -67,7 +77,8 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
     group, jobs = topic.group("readers"), queue.claim("worker")
     group.begin()
     values = (
-        *(page, page.records[0], page.gap, appended, topic.delete(before_seq=3), topic.state(), topic.segments()),
+        *(page, page.records[0], page.gap, appended, topic.delete(before_seq=3), topic.state(), *_compaction_values()),
+        topic.segments(),
         *(topic.gaps()[0], jobs[0], queue.counts(), queue.ack("worker", jobs), queue.history()),
         *(database.router("r", "orders", "copies"), group.state(), group.lag(), group.preview(0)),
         *(database.report, database.health(), database.topic("large").read().records[0].data),

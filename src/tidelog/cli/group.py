@@ -300,6 +300,7 @@ def add_gaps(commands: Commands) -> None:
         "  cap, ttl        lost to a cap or to age; readers get a gap\n"
         "  hold_exceeded   the same, past the hold of a consumer group\n"
         "  delete, drop    removed by a user\n"
+        "  compaction      replaced by a newer record of the same key, or a tombstone whose delay has passed\n"
         "  source_trim     lost at the source of a router\n"
         "  lost            damage that an operator accepted",
         examples="tidelog gaps data\ntidelog gaps data orders --since 2026-01-31T12:00:00Z --json",

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import backup, channel, doctor, group, log, pipeline, queue, router, serve, topic
+from tidelog.cli import backup, channel, doctor, group, log, pipeline, queue, retention, router, serve, topic
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
 from tidelog.errors import Damaged, Error
@@ -34,6 +34,7 @@ _COMMANDS = {
     "worker": queue.add_worker,
     "group": group.add,
     "gaps": group.add_gaps,
+    "retention": retention.add,
     "router": router.add,
     "channel": channel.add,
     "serve": serve.add,

@@ -1,8 +1,8 @@
 """`tidelog topic …`: commands on the topics of a directory.
 
-`ls`, `show`, `read`, `cat-record` and `follow` work beside a writer and change nothing. `write`, `delete`, `drop`,
-`config`, `seal` and `checkpoint` lock the directory. Only `write` creates a missing topic. A result is printed after
-the directory is closed, so it is durable in every class.
+`ls`, `show`, `read`, `latest`, `cat-record` and `follow` work beside a writer and change nothing. `write`, `delete`,
+`drop`, `config`, `compact`, `seal` and `checkpoint` lock the directory. Only `write` creates a missing topic. A result
+is printed after the directory is closed, so it is durable in every class.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
@@ -34,11 +35,22 @@ from tidelog.cli.target import check_holds_topics, open_for_reading, open_for_wr
 from tidelog.clock import SystemClock
 from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Counts, EngineConfig, Gap, Page, Record, Topic, TopicConfig, TopicInfo, manifest
+from tidelog.engine import (
+    Counts,
+    EngineConfig,
+    Gap,
+    LatestRecord,
+    Page,
+    Record,
+    Topic,
+    TopicConfig,
+    TopicInfo,
+    manifest,
+)
 from tidelog.engine.config import ADDED, OWN, Durability
 from tidelog.engine.large_read import LargeData
 from tidelog.engine.manifest import SegmentRow
-from tidelog.errors import BadInput, BatchTooLarge, GapFound, TopicNotFound, Unavailable
+from tidelog.errors import BadInput, BatchTooLarge, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import lazy_compute as pc
 
 _PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
@@ -647,6 +659,45 @@ def seal(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def compact(args: Namespace, screen: Screen) -> int:
+    """Keep only the newest record of each key."""
+    with open_for_writing(args.dir, screen) as log:
+        done = log.topic(args.topic, create=False).compact()
+    screen.print_result(
+        {"topic": args.topic, **done._asdict()},
+        f"{args.topic}: {plural(done.records, 'record')}, {format_bytes(done.bytes)} removed, "
+        f"{plural(done.tombstones, 'tombstone')} of them; compacted up to seq {done.compacted_to}",
+    )
+    return 0
+
+
+def latest(args: Namespace, screen: Screen) -> int:
+    """Print the newest record of each key, or of one."""
+    count = 0
+    with open_for_reading(args.dir, screen) as log:
+        table = log.topic(args.topic, create=False).latest(prefix=args.prefix)
+        if args.key is not None:
+            record = table.get(args.key)
+            if record is None:
+                raise NotFound(f"{args.topic} has no record with the key {args.key!r}; nothing was changed")
+            _print_latest(LatestRecord(args.key, record), screen)
+            return 0
+        for row in islice(table, args.limit):
+            _print_latest(row, screen)
+            count += 1
+    if not screen.json:
+        screen.flush()
+        screen.print_note(plural(count, "key"))
+    return 0
+
+
+def _print_latest(row: LatestRecord, screen: Screen) -> None:
+    if screen.json:
+        screen.write_data(_encode({"key": row.key, **record_fields(row.record)}) + b"\n")
+    else:
+        screen.write_data(row.key.encode() + b"\t" + plain_data(row.record) + b"\n")
+
+
 def checkpoint(args: Namespace, screen: Screen) -> int:
     """Copy records that are only in the WAL into segments."""
     with open_for_writing(args.dir, screen, accept_loss=args.accept_loss) as log:
@@ -807,6 +858,21 @@ def _add_reads(subcommands: Commands) -> None:
     parser.add_argument("--output", metavar="FILE", help="a file that does not exist yet, instead of standard output")
     parser = add_command(
         subcommands,
+        "latest",
+        latest,
+        "DIR",
+        "TOPIC",
+        summary="print the newest record of each key",
+        description="Print the newest record of each key of a topic with compaction: the key, a tab and the data, or "
+        "with\n"
+        "--json one object a line. Keys come in a fixed order of their own. Reads only; a writer may be at work.",
+        examples="tidelog topic latest data users\ntidelog topic latest data users --key 42 --json",
+    )
+    parser.add_argument("--key", help="only this key; exit code 2 if it has no record")
+    parser.add_argument("--prefix", default="", metavar="P", help="only keys that begin so")
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many keys at most")
+    parser = add_command(
+        subcommands,
         "follow",
         follow,
         "DIR",
@@ -901,7 +967,9 @@ def _add_maintenance(subcommands: Commands) -> None:
         "(500ms, 30s, 15m, 12h, 7d), sizes as well (512k, 64m, 2g).\n"
         "  durability    what an ack means: ephemeral, memory, disk, fsync\n"
         "  ttl_ms        records older than this are lost; 0: none\n"
-        "  cap_records, cap_bytes, discard    how much it holds, and whether the old or the write gives way",
+        "  cap_records, cap_bytes, discard    how much it holds, and whether the old or the write gives way\n"
+        "  compaction    keep only the newest record of each key: latest_by_tag, or a JSON pointer as /user/id\n"
+        "  tombstone_delay_ms    how long the record stays that marks its key as deleted",
         examples="tidelog topic config data orders\ntidelog topic config data orders durability=fsync ttl_ms=7d",
     )
     parser.add_argument("settings", nargs="*", type=parse_setting, metavar="name=value")
@@ -916,6 +984,18 @@ def _add_maintenance(subcommands: Commands) -> None:
         "so\n"
         "they can be copied away at leisure.",
         examples="tidelog topic seal data orders",
+    )
+    add_command(
+        subcommands,
+        "compact",
+        compact,
+        "DIR",
+        "TOPIC",
+        summary="keep only the newest record of each key",
+        description="Remove the records of a topic with compaction that newer ones of their key replaced, and "
+        "tombstones\n"
+        "whose delay has passed. Readers skip them: this is no gap. A running writer does this by itself.",
+        examples="tidelog topic config data users compaction=/id\ntidelog topic compact data users",
     )
     parser = add_command(
         subcommands,

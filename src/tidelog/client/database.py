@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias, overload
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -17,13 +17,27 @@ import pyarrow as pa
 
 from tidelog import database
 from tidelog.addresses import Location
+from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import OPERATOR, Ack, ChannelConfig, ChannelInfo, HistoryPage, Message, Operator
 from tidelog.client.http import Client, topic_path
 from tidelog.database import Database
-from tidelog.engine import Appended, RedriveResult, TopicConfig, TopicInfo
+from tidelog.engine import (
+    Appended,
+    Compacted,
+    EvictedRange,
+    LatestPage,
+    LatestRecord,
+    Record,
+    RedriveResult,
+    RetentionPreview,
+    TopicConfig,
+    TopicInfo,
+    UnreadLoss,
+)
 from tidelog.engine.queues import AckResult, ExtendResult, Job, QueueCounts
 from tidelog.engine.queues.history import HISTORY_SCHEMA
 from tidelog.engine.queues.jobs import lease_token, parse_lease_token
+from tidelog.engine.segment import SizeCount
 from tidelog.errors import Forbidden, NotAQueue, TopicNotFound
 
 ARROW_CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -157,6 +171,40 @@ class RemoteTopic:
         response = self._client.post_bytes(topic_path(self.name), body, headers, retry_safe=key is not None)
         return Appended(response["first_seq"], response["last_seq"], response["head_seq"], bool(response["deduped"]))
 
+    def compact(self) -> Compacted:
+        """Remove the records that newer ones of their key replaced, and tombstones whose delay has passed, now."""
+        done = self._client.post(topic_path(self.name, "/compact"), {})
+        return Compacted(done["removed"], done["bytes"], done["tombstones"], done["compacted_to"])
+
+    @overload
+    def latest(self, key: None = None, *, prefix: str = "") -> RemoteLatestTable: ...
+
+    @overload
+    def latest(self, key: str, *, prefix: str = "") -> Record | None: ...
+
+    def latest(self, key: str | None = None, *, prefix: str = "") -> RemoteLatestTable | Record | None:
+        """The newest record of a key, or a table of all keys that begin with `prefix`."""
+        table = RemoteLatestTable(self._client, self.name, prefix)
+        return table if key is None else table.get(key)
+
+    def simulate_retention(
+        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
+    ) -> RetentionPreview:
+        """Return which records these limits would evict now, and which groups have not read them; None: as configured.
+        Changes nothing."""
+        limits = {"cap_records": cap_records, "cap_bytes": cap_bytes, "ttl_ms": ttl_ms}
+        found = self._client.post(topic_path(self.name, "/retention/simulate"), limits)
+        return RetentionPreview(
+            found["topic"],
+            TopicConfig.from_json(_encode(found["config"])),
+            EvictedRange(*found["cap"].values()),
+            EvictedRange(*found["ttl"].values()),
+            found["evict_floor"],
+            SizeCount(*found["remaining"].values()),
+            tuple(UnreadLoss(*loss.values()) for loss in found["groups"]),
+            tuple(found["held_by"]),
+        )
+
     def redrive(
         self,
         *,
@@ -177,6 +225,45 @@ class RemoteTopic:
                 queues[queue] = queues.get(queue, 0) + number
             if not done["redriven"] or (limit is not None and count >= limit):
                 return RedriveResult(count, queues, skipped)
+
+
+class RemoteLatestTable:
+    """The newest record of each key of a topic of a server."""
+
+    def __init__(self, client: Client, name: str, prefix: str) -> None:
+        self._client, self._name, self._prefix = client, name, prefix
+
+    def get(self, key: str) -> Record | None:
+        """Return the newest record of a key; None if the key is not in the table."""
+        return next((row.record for row in self._read(key=key).records), None)
+
+    def page(self, limit: int = READ_LIMIT, after: str | None = None) -> LatestPage:
+        """Return at most `limit` keys with their newest records, from the start or after the page whose `next_after` is
+        given. A page may have fewer and not be the last."""
+        return self._read(limit=limit, after=after)
+
+    def __iter__(self) -> Iterator[LatestRecord]:
+        """Yield every key and its newest record."""
+        after: str | None = None
+        while True:
+            page = self.page(READ_LIMIT_MAX, after)
+            yield from page.records
+            after = page.next_after
+            if after is None:
+                return
+
+    def _read(self, **query: object) -> LatestPage:
+        given = {"prefix": self._prefix or None, **query}
+        text = urlencode({name: value for name, value in given.items() if value is not None})
+        found = self._client.get(topic_path(self._name, f"/latest?{text}"))
+        return LatestPage(
+            [LatestRecord(row["key"], _parse_record(row)) for row in found["records"]], found.get("next_after")
+        )
+
+
+def _parse_record(fields: dict[str, Any]) -> Record:
+    data = b64decode(fields["data"]) if fields.get("$encoding") == "base64" else fields["data"]
+    return Record(fields["$seq"], fields["$ts"], data, fields.get("$tag"), fields.get("$node"), fields.get("meta"))
 
 
 class RemoteQueue:

@@ -1,9 +1,9 @@
 """Topics: a durable, numbered log of records per topic, in one data directory.
 
 `engine.py` owns the directory and its topics; `topic.py` is the public handle of a topic. Each operation is one
-module of functions over a `TopicState` (`topic_state.py`): `append`, `read`, `delete`, `retention`, `groups`.
-Streamed records of more than 256 KiB are files: `large_append` writes and `large_read` reads them, `blobs` knows which
-are needed.
+module of functions over a `TopicState` (`topic_state.py`): `append`, `read`, `delete`, `retention`, `groups`,
+`compaction` and `latest` over the `key_index`. Streamed records of more than 256 KiB are files: `large_append` writes
+and `large_read` reads them, `blobs` knows which are needed.
 
     write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners
     read    read or json_pages -> topic_index -> memtable and segment
@@ -18,6 +18,7 @@ are needed.
 from __future__ import annotations
 
 from tidelog.engine.batch_encoder import Batch
+from tidelog.engine.compaction import Compacted
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.engine import Engine
 from tidelog.engine.gap_log import GapEntries, GapEntry
@@ -25,6 +26,7 @@ from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
 from tidelog.engine.health import Corruption, HealthState, TaskState
 from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_read import LargeData, RecordReader
+from tidelog.engine.latest import LatestPage, LatestRecord, LatestTable
 from tidelog.engine.queues import (
     AckResult,
     ClaimRequest,
@@ -41,6 +43,7 @@ from tidelog.engine.queues import (
     parse_lease_token,
 )
 from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, RecoveryReport, TopicInfo
+from tidelog.engine.retention_preview import EvictedRange, RetentionPreview, UnreadLoss
 from tidelog.engine.topic import Topic
 from tidelog.engine.topic_index import Gap
 from tidelog.formats.frame import SEQ_MAX
@@ -57,11 +60,13 @@ __all__ = [
     "ClaimResult",
     "ClaimWindow",
     "CommitFuture",
+    "Compacted",
     "Corruption",
     "Counts",
     "Deleted",
     "Engine",
     "EngineConfig",
+    "EvictedRange",
     "ExtendResult",
     "FieldSelection",
     "Gap",
@@ -74,6 +79,9 @@ __all__ = [
     "JsonPage",
     "Lag",
     "LargeData",
+    "LatestPage",
+    "LatestRecord",
+    "LatestTable",
     "Page",
     "Preview",
     "Queue",
@@ -82,12 +90,14 @@ __all__ = [
     "RecordReader",
     "RecoveryReport",
     "RedriveResult",
+    "RetentionPreview",
     "Shard",
     "ShardStats",
     "TaskState",
     "Topic",
     "TopicConfig",
     "TopicInfo",
+    "UnreadLoss",
     "Worker",
     "divide_jobs",
     "lease_token",

@@ -31,11 +31,13 @@ from tidelog.disk.durability import read_file
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import blobs, manifest
-from tidelog.engine.config import OWN
+from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
+from tidelog.engine.key_index import KEY_INDEX_SUFFIX, encode_key_index
 from tidelog.engine.large_read import BlobReader
 from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
 from tidelog.engine.memtable import MemTable
+from tidelog.engine.record_keys import selector_of
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
 from tidelog.engine.segment import CODEC, format_file_name, parse_file_name
@@ -43,7 +45,7 @@ from tidelog.engine.startup import QUARANTINE_DIR, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, SegmentKey, encode_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from tidelog.formats import frame, large_record, scan, sealed_segment, segment_index, tag_index
+from tidelog.formats import frame, key_index, large_record, scan, sealed_segment, segment_index, tag_index
 from tidelog.formats.large_record import BlobRef
 from tidelog.formats.rows import Rows, ScanResult
 from tidelog.formats.sealed_segment import Footer
@@ -56,6 +58,7 @@ _FILE_SUFFIXES: Final = {
     "index": ".idx",
     "footer": ".foot",
     "tags": ".tag",
+    "keys": ".key",
     "deletions": ".del",
 }
 _CHUNK_BYTES: Final = 8 << 20
@@ -491,6 +494,7 @@ class SegmentCheck:
             self._check_index_and_counts(scanned.rows, index, deleted)
             self._check_tag_index(scanned.rows, has_footer=foot is not None)
             self._check_blobs(scanned.rows, deleted)
+            self._check_key_index(scanned.rows, has_footer=foot is not None)
         return self._found
 
     def _add_finding(
@@ -549,6 +553,22 @@ class SegmentCheck:
             live &= ~deleted[rows.seq - self._row.base]
         live_rows = rows.take(np.flatnonzero(live))
         self._found += _check_blobs(self._disk, self._directory, self._topic.name, live_rows)
+
+    def _check_key_index(self, rows: Rows, *, has_footer: bool) -> None:
+        """Check the key index against the data. One that is missing, or of an earlier rule for keys, is built again
+        where it is needed."""
+        content, foot = (read_file(self._disk, self._stem + suffix) for suffix in (KEY_INDEX_SUFFIX, ".foot"))
+        if content is None or (self._row.sealed and not has_footer):
+            return
+        if foot is None or not self._row.sealed:
+            self._add_finding("keys", None, f"its segment still grows: {_UNFINISHED_CHECKPOINT}", damage=False)
+            return
+        rule, selector = TopicConfig.from_json(self._topic.config).compaction, key_index.stored_selector(content)
+        if selector is not None and (rule is None or selector_of(rule).id != selector):
+            return
+        if rule is None or content != encode_key_index(rule, self._row.base, self._row.stop, foot, rows):
+            reason = "checksum mismatch" if selector is None else "it contradicts the data"
+            self._add_finding("keys", None, f"{reason}; {_NOTHING_LOST}")
 
     def _read_deletions(self) -> NDArray[np.bool_] | None:
         """Return the deleted positions; None if they are unknown."""

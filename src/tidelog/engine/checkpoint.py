@@ -40,6 +40,7 @@ from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_
 from tidelog.disk.interface import File, join
 from tidelog.engine import blobs, groups, idempotency, retention
 from tidelog.engine.context import WAL_DIR, EngineContext
+from tidelog.engine.key_index import write_key_index
 from tidelog.engine.manifest import GroupRow, ManifestStore, Positions, QueueRow, TopicEntry, TopicRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.routing import manager
@@ -463,7 +464,7 @@ class SegmentWriter:
             files.unmap(base, 0)
             entries = rebuilt
         foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=base))
-        self._write_tag_index(stop, content, entries, foot)
+        self._write_search_indexes(stop, content, entries, foot)
         replace_file(files.disk, files.path(base, 0, ".foot"), foot)
         self._pause()
 
@@ -512,20 +513,28 @@ class SegmentWriter:
             return None
         return segment_index.build_entries(rows, self.base, stop, len(content)).tobytes()
 
-    def _write_tag_index(self, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
-        """Write the tag index, unless a frame does not verify: searches then scan the segment and report the fault."""
-        if not (segment_index.read_entries(entries)["flags"] & segment_index.HAS_TAG).any():
+    def _write_search_indexes(self, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
+        """Write the indexes of tags and keys, unless a frame does not verify: searches then scan the segment and report
+        the fault."""
+        has_tags = (segment_index.read_entries(entries)["flags"] & segment_index.HAS_TAG).any()
+        compaction = self._topic.config.compaction
+        if not has_tags and compaction is None:
             return
         scanned = scan.scan_records(data, above=self.base - 1)
-        if scanned.end == len(data) and len(scanned.rows) == stop - self.base:
+        if scanned.end != len(data) or len(scanned.rows) != stop - self.base:
+            return
+        if has_tags:
             write_tag_index(self._files, self.base, 0, foot, scanned.rows)
+        if compaction is not None:
+            write_key_index(self._files, compaction, self.base, stop, 0, foot, scanned.rows)
 
     def undo(self) -> None:
         """Free the space of partial copies: no manifest names them."""
         files, segment = self._files, self.segment
         files.unmap(self.base, 0)
         with suppress(OSError):
-            for suffix in (".foot", ".tag") if segment is not None else (".foot", ".tag", ".idx", ".data"):
+            derived = (".foot", ".tag", ".key")
+            for suffix in derived if segment is not None else (*derived, ".idx", ".data"):
                 remove_if_exists(files.disk, files.path(self.base, 0, suffix))
             if segment is not None:
                 files.truncate(self.base, 0, segment.size, segment.stop - segment.base, sync=False)
@@ -613,6 +622,7 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
             trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trimmed_ranges if lo <= head),
             blobs=topic.blobs.to_row(head),
             epoch=topic.restored_epoch,
+            compaction=topic.compaction,
         )
         keys = topic.producers.keys.persistent_keys()
     if keys:

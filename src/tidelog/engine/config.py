@@ -36,9 +36,18 @@ KEYS: Final = (  # the order of the contract
     *("auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries"),
     *("dead_letter", "leases_durable"),
 )
-_ADDED_DEFAULTS: Final = {"consistency": "eventual", "max_record_bytes": 1 << 20}
+LATEST_BY_TAG: Final = "latest_by_tag"
+TOMBSTONE_DELAY_MS: Final = 86_400_000
+_ADDED_DEFAULTS: Final = {
+    "consistency": "eventual",
+    "max_record_bytes": 1 << 20,
+    "compaction": None,
+    "tombstone_delay_ms": TOMBSTONE_DELAY_MS,
+}
 ADDED: Final = tuple(_ADDED_DEFAULTS)  # keys beside the contract's: written only if not the default
 MAX_RECORD_BYTES_MAX: Final = (1 << 32) - 1  # 4 GiB less one byte: an index has 32 bits for a length
+_POINTER_BYTES_MAX: Final = 1_024
+_POINTER_TOKENS_MAX: Final = 32
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
@@ -53,7 +62,7 @@ KNOWN: Final = (*KEYS, *ADDED)
 _BOOL_FIELDS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
 _COUNT_FIELDS: Final = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
-    *("lease_ms", "claim_jitter_ms", "max_deliveries"),
+    *("lease_ms", "claim_jitter_ms", "max_deliveries", "tombstone_delay_ms"),
 )
 _U64_MAX: Final = (1 << 64) - 1
 _I32_MAX: Final = (1 << 31) - 1
@@ -133,6 +142,13 @@ class TopicConfig:
     """Data of one streamed record, up to 4 GiB less one byte. Other writes are bounded by the engine's
     `record_bytes_max`."""
 
+    compaction: str | None = None
+    """Keep only the newest record of each key. `latest_by_tag`: the key is the tag. A text that begins with `/`: the
+    key is the value at this JSON pointer in data. None: keep all records."""
+
+    tombstone_delay_ms: int = TOMBSTONE_DELAY_MS
+    """How long compaction keeps the record that marks its key as deleted."""
+
     def __post_init__(self) -> None:
         _check_int("max_record_bytes", self.max_record_bytes, 1, MAX_RECORD_BYTES_MAX)
         for name, choices in _CHOICES.items():
@@ -153,6 +169,13 @@ class TopicConfig:
                 f"dead_letter is {_format_value(self.dead_letter)}, which cannot name a topic; give null or a topic's "
                 "name: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first"
             )
+        if self.compaction is not None:
+            _check_compaction(self.compaction)
+            if self.type == "queue":
+                raise BadInput(
+                    "a queue has no compaction: its jobs are removed by acks, and a newer job does not replace an "
+                    "older one; give compaction null, or type log"
+                )
         object.__setattr__(self, "lease_ms", min(max(self.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX))
         object.__setattr__(self, "claim_jitter_ms", min(self.claim_jitter_ms, CLAIM_JITTER_MS_MAX))
 
@@ -163,8 +186,8 @@ class TopicConfig:
 
     @classmethod
     def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
-        """Return `base`, or the defaults, with these fields set. Null is valid for `durability`, `priority` and
-        `dead_letter`."""
+        """Return `base`, or the defaults, with these fields set. Null is valid for `durability`, `priority`,
+        `dead_letter` and `compaction`."""
         for name in fields:
             if name not in KNOWN:
                 raise BadInput(f"a topic has no field {_format_value(name)}; the nearest is {_nearest(name, KNOWN)}")
@@ -181,6 +204,32 @@ class TopicConfig:
     def from_json(cls, text: bytes) -> TopicConfig:
         """Decode a stored config. Keys of a newer version are ignored, known ones are validated."""
         return _decode_cached(text) if len(text) <= _CACHED_TEXT_BYTES_MAX else _decode(text)
+
+
+def _check_compaction(value: object) -> None:
+    """Raise BadInput unless this is `latest_by_tag` or a JSON pointer (RFC 6901) to a value inside data."""
+    if value == LATEST_BY_TAG:
+        return
+    is_pointer = isinstance(value, str) and value.startswith("/") and not re.search("~(?![01])", value)
+    if not is_pointer or not _is_utf8(str(value)):
+        raise BadInput(
+            f"compaction is {_format_value(value)}; give null, {LATEST_BY_TAG}, or a JSON pointer: it begins with / "
+            "and has ~0 for ~ and ~1 for / inside a name"
+        )
+    size, tokens = len(str(value).encode()), str(value).count("/")
+    if size > _POINTER_BYTES_MAX or tokens > _POINTER_TOKENS_MAX:
+        raise BadInput(
+            f"compaction is a pointer of {size} bytes and {tokens} names; at most {_POINTER_BYTES_MAX} bytes and "
+            f"{_POINTER_TOKENS_MAX} names are allowed"
+        )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_dead_letter(topic: str, config: TopicConfig) -> None:
@@ -291,6 +340,15 @@ class EngineConfig:
     tags_cache_bytes: int = 32 << 20
     """Memory for the tag indexes of segments; an evicted one is loaded again when needed. 0: keep none."""
 
+    key_index_bytes: int = 128 << 20
+    """Memory for the key indexes of topics with compaction. A topic that needs more is handled in parts."""
+
+    compaction_interval_ms: int = 15_000
+    """Shortest time between two background compactions of one topic."""
+
+    compaction_bytes_per_s: int = 64 << 20
+    """How many bytes of records the background compaction reads per second. 0: no limit."""
+
     queue_max: int = 4_096
     """Writes that may wait for one WAL shard; another is refused as busy. Bounds memory while the disk is slow."""
 
@@ -341,6 +399,9 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "head_reserve": (1, 1 << 32),
     "maps_max": (1, _I64_MAX),
     "tags_cache_bytes": (0, _I64_MAX),
+    "key_index_bytes": (1 << 10, _I64_MAX),
+    "compaction_interval_ms": (1, _I64_MAX),
+    "compaction_bytes_per_s": (0, _I64_MAX),
     "queue_max": (1, _I64_MAX),
     "queue_history_records": (0, _I64_MAX),
     "rewrite_dead_percent": (0, 100),

@@ -23,6 +23,7 @@ from tidelog.disk.interface import Disk, join
 from tidelog.engine.blobs import BlobIds
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.health import BACKGROUND_TASKS, HealthMonitor
+from tidelog.engine.key_index import KeyTables
 from tidelog.engine.segment import MmapCache, SegmentFiles, SizeCount
 from tidelog.engine.snapshot import FilePins
 from tidelog.engine.tag_search import TagCache
@@ -43,7 +44,7 @@ WAL_DIR = "wal"
 HISTORY_TOPIC_PREFIX = "_tidelog.history."  # and the name of the queue
 MAINTENANCE_STEP_MS: Final = 1_000  # between two maintenance runs of a topic: each may cost a sync
 MAINTENANCE_RETRY_MS: Final = 10_000  # after a failure, or while a group holds records back
-RemovalCause: TypeAlias = Literal["cap", "ttl", "hold_exceeded", "delete", "drop", "source_trim", "lost"]
+RemovalCause: TypeAlias = Literal["cap", "ttl", "hold_exceeded", "delete", "compaction", "drop", "source_trim", "lost"]
 EVICTION_CAUSES: Final = frozenset(("cap", "ttl", "hold_exceeded"))
 _MERGED_CAUSES: Final = frozenset((*EVICTION_CAUSES, "source_trim"))
 _PENDING_MAX: Final = 100_000  # above it, ranges are merged per topic and cause
@@ -277,6 +278,17 @@ class BufferPool:
                 self._pooled_bytes += len(memory)
 
 
+@dataclass(slots=True)
+class CompactionStats:
+    """Compaction since the directory was opened."""
+
+    runs: int = 0
+    records: int = 0  # removed
+    bytes: int = 0
+    tombstones: int = 0  # of the removed records
+    read_bytes: int = 0  # of records and key files
+
+
 class TopicRegistry(Protocol):
     """What queues, routers and the gap log need of the engine: other topics."""
 
@@ -338,6 +350,9 @@ class EngineContext:
     enable_large_records: Callable[[], None] = lambda: None  # set by the engine; called before the first large record
     blob_ids: BlobIds = field(init=False)
     pins: FilePins = field(default_factory=FilePins)  # files that running backups read
+    compacted_topics: set[TopicState] = field(default_factory=set)  # topics with compaction
+    compaction_stats: CompactionStats = field(default_factory=CompactionStats)
+    key_tables: KeyTables = field(init=False)
     disk_reserve: DiskReserve = field(init=False)
     removals: PendingRemovals = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -347,6 +362,7 @@ class EngineContext:
         self.removals = PendingRemovals(enabled=self.limits.ledger_records > 0)
         self.health = HealthMonitor(self.root, self.now_ms, BACKGROUND_TASKS)
         self.blob_ids = BlobIds(self.now_ms)
+        self.key_tables = KeyTables(self.limits.key_index_bytes)
         self.disk_reserve = DiskReserve(self.disk, join(self.root, WAL_DIR))
 
     def closed_error(self, undone: str) -> Closed | Forked:

@@ -12,6 +12,7 @@ bounded by what it has searched.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -19,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.engine import retention
+from tidelog.engine import key_index, retention
 from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.context import RemovalCause
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.results import Deleted
 from tidelog.engine.routing import forwarder
@@ -126,6 +128,7 @@ def delete_records(
     search = None if selector is None else _TagSearch(topic, selector, SEQ_MAX if before_seq is None else before_seq)
     while search is not None and search.advance():
         pass
+    replaced = _delete_replaced(topic, search, seqs, actor) if topic.config.compaction is not None else 0
     with topic.lock:
         topic.check_writable()
         if seqs is not None and not seqs:
@@ -135,14 +138,43 @@ def delete_records(
         body = control_frames.Delete(
             before_seq=before_seq, match=selector, seqs=tuple(sorted(set(seqs or ()))), bound_head=bound
         )
-        topic.delete_count += 1
-        if topic.is_ephemeral:
-            removed = apply_delete(topic, body, topic.delete_count, actor, matched=matched)
-            topic.mark_dirty()
-            return _delete_result(topic, removed)
-        commit = DeleteCommit(topic, body, topic.delete_count, actor, matched)
-        topic.submit(commit)
-    return commit.future.wait()
+        done = _submit_delete(topic, body, actor, matched)
+    result = done() if callable(done) else done
+    return dataclasses.replace(result, deleted=result.deleted + replaced) if replaced else result
+
+
+def _submit_delete(
+    topic: TopicState, body: control_frames.Delete, actor: str | None, matched: MatchedRecords | None
+) -> Deleted | Callable[[], Deleted]:
+    """Log a delete and return a function that waits for it; of an ephemeral topic, apply it. With the lock held."""
+    topic.delete_count += 1
+    if topic.is_ephemeral:
+        removed = apply_delete(topic, body, topic.delete_count, actor, matched=matched)
+        topic.mark_dirty()
+        return _delete_result(topic, removed)
+    commit = DeleteCommit(topic, body, topic.delete_count, actor, matched)
+    topic.submit(commit)
+    return commit.future.wait
+
+
+def _delete_replaced(
+    topic: TopicState, search: _TagSearch | None, seqs: Sequence[int] | None, actor: str | None
+) -> int:
+    """Before the newest record of a key is deleted, delete the records that it replaced: with it the key is gone. A
+    crash in between leaves the newest record, as compaction would. Returns how many were deleted."""
+    selected = np.array(sorted(set(seqs or ())), np.int64) if search is None else search.found().seqs
+    replaced = key_index.find_replaced(topic, selected) if len(selected) else selected
+    return delete_seqs(topic, replaced, actor).deleted if len(replaced) else 0
+
+
+def delete_seqs(topic: TopicState, seqs: Ints, actor: str | None) -> Deleted:
+    """Delete these ascending seqs; when this returns they are gone under the topic's class."""
+    matched = with_sizes(topic, seqs)
+    with topic.lock:
+        topic.check_writable()
+        body = control_frames.Delete(seqs=tuple(seqs.tolist()), bound_head=topic.index.head + 1)
+        done = _submit_delete(topic, body, actor, matched)
+    return done() if callable(done) else done
 
 
 class _TagSearch:
@@ -187,14 +219,16 @@ class _TagSearch:
         """Return all matches and the bound of the delete. With the lock held."""
         topic, index = self._topic, self._topic.index
         stop = min(index.head + 1, self._before)
-        if stop - self._searched_to > _LOCKED_SEARCH_RECORDS_MAX:
-            return self._all(), self._searched_to
+        # With compaction, what goes with a record was found for the searched ones.
+        if topic.config.compaction is not None or stop - self._searched_to > _LOCKED_SEARCH_RECORDS_MAX:
+            return self.found(), self._searched_to
         for part, lo, hi in index.slices(max(self._searched_to, index.earliest), stop):
             seqs = search_part_locked(topic, part, lo, hi, self._match)
             self._found.append(MatchedRecords(seqs, _sizes(part, seqs)()))
-        return self._all(), index.head + 1
+        return self.found(), index.head + 1
 
-    def _all(self) -> MatchedRecords:
+    def found(self) -> MatchedRecords:
+        """The matches so far."""
         return MatchedRecords(*(np.concatenate(column) for column in zip(*self._found, strict=True)))
 
 
@@ -238,6 +272,18 @@ def _with_sizes(topic: TopicState, part: Part, seqs: Ints) -> MatchedRecords:
     return MatchedRecords(seqs, read_sizes())
 
 
+def with_sizes(topic: TopicState, seqs: Ints) -> MatchedRecords:
+    """Add sizes to these ascending seqs. Without the lock; records that are gone meanwhile have none."""
+    with topic.lock:
+        parts = topic.index.parts.copy()
+    found = [MatchedRecords(seqs[:0], np.zeros(0, np.int64))]
+    for part, first, stop in _slices(parts, int(seqs[0]), int(seqs[-1]) + 1) if len(seqs) else ():
+        lo, hi = np.searchsorted(seqs, (first, stop))
+        if lo < hi:
+            found.append(_with_sizes(topic, part, seqs[lo:hi]))
+    return MatchedRecords(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
 def forward_before_delete(topic: TopicState) -> None:
     """Forward records before they are deleted, so that routers see records and deletes in the order of their
     callers."""
@@ -260,6 +306,7 @@ def apply_delete(
     actor: str | None = None,
     ts_ms: int | None = None,
     matched: MatchedRecords | None = None,
+    cause: RemovalCause = "delete",
 ) -> SizeCount:
     """Delete what `body` selects and record the removal under its number. The committer passes the records it `found`;
     replay searches again."""
@@ -287,7 +334,7 @@ def apply_delete(
         removed = index.delete_before(stop)
     topic.quota.release(removed.bytes)
     if number and removed.records:
-        topic.context.removals.add(topic, "delete", first, last, removed, actor=actor, ts_ms=ts_ms, number=number)
+        topic.context.removals.add(topic, cause, first, last, removed, actor=actor, ts_ms=ts_ms, number=number)
     return removed
 
 

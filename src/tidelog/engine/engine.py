@@ -20,8 +20,9 @@ from tidelog.disk.process import defer_signals_in
 from tidelog.engine import append, groups, read, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
+from tidelog.engine.compaction import COMPACTION_TASK, Compactor
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
-from tidelog.engine.context import HISTORY_TOPIC_PREFIX, EngineContext
+from tidelog.engine.context import HISTORY_TOPIC_PREFIX, CompactionStats, EngineContext
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries, GapLog
 from tidelog.engine.groups import GroupState
@@ -129,6 +130,8 @@ class Engine:
         self._registry_lock = Lock()  # held during configure and drop, and while a topic is staged, not for its commit
         self._backup_lock = Lock()  # held during a backup
         self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
+        self._context.compacted_topics |= {topic for topic in self._topics.values() if topic.config.compaction}
+        self._compactor = Compactor(self._context)
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
         self._checkpoints = CheckpointScheduler(
@@ -151,6 +154,8 @@ class Engine:
                 shard.start()
             self._router_manager = self._make_router_manager(threaded=True)
             self.start_background_task("rewrite", self._rewriter.run)
+            self._compactor = Compactor(self._context, self._wait_unless_urgent)
+            self.start_background_task(COMPACTION_TASK, self._compactor.run_due)
             close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
@@ -299,6 +304,11 @@ class Engine:
         return self._context.removals.broken_holds
 
     @property
+    def compaction_stats(self) -> CompactionStats:
+        """Work of compaction since the directory was opened."""
+        return self._context.compaction_stats
+
+    @property
     def listener_failures(self) -> int:
         """Exceptions raised by listeners of topics and queues since the directory was opened."""
         return self._context.listener_failures
@@ -326,6 +336,8 @@ class Engine:
         self._context.queue_topics.discard(topic)
         self._router_manager.forget_topic(topic)
         self._context.tag_cache.drop(topic.id)
+        self._context.compacted_topics.discard(topic)
+        self._context.key_tables.drop(topic.id)
         self._context.health.forget_topic(topic.id)
         self._dropped.append(topic)  # files are removed in the background: unlinking many would block every other topic
 
@@ -357,6 +369,8 @@ class Engine:
             topic.mark_dirty()  # before it is no longer pending: a checkpoint counts on one of the two
             if config.type == "queue":
                 self._context.queue_topics.add(topic)
+            if config.compaction is not None:
+                self._context.compacted_topics.add(topic)
             self._topics[name] = topic
             self._creations.pop(name, None)
 
@@ -406,6 +420,11 @@ class Engine:
                 floor = topic.index.evict_floor if topic.index.evict_floor > before else 0
 
         self._submit_control(topic, control_frames.ConfigUpdate(topic.name, config.to_json()), apply)
+        if config.compaction is not None:
+            self._context.compacted_topics.add(topic)
+        else:
+            self._context.compacted_topics.discard(topic)
+            self._context.key_tables.drop(topic.id)
         # Logged before the next config: what this one evicted does not follow from the records alone once
         # later deletes or another config are replayed over them.
         retention.persist_floor(topic, max(floor, topic.index.evict_floor if topic.persists_floors else 0), always=True)
@@ -584,6 +603,8 @@ class Engine:
         if not self._router_manager.has_thread:
             failed = self._run_task("routers", self._router_manager.run_until_idle) or failed
         failed = self._run_task("expiry", self._expire) or failed
+        if not self._threads:
+            failed = self._run_task(COMPACTION_TASK, self._compactor.run_due) or failed
         if self._dropped:
             failed = self._run_task("erase", lambda: self._checkpoints.remove_dropped_topics(self._dropped)) or failed
         if not self._threads:
@@ -632,6 +653,10 @@ class Engine:
             )
         )
         return True
+
+    def _wait_unless_urgent(self, seconds: float) -> None:
+        """Wait for the pace of background work; not while a caller waits for a checkpoint or for close."""
+        self._checkpoints.urgency.wait(int(seconds * 1_000_000))
 
     def _flush_histories(self) -> None:
         """Write pending history steps of queues. A history that cannot be written waits and does not stop the

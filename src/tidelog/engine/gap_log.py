@@ -42,6 +42,7 @@ from tidelog.wal import CommitFuture, Shard
 GAP_LOG_TOPIC: Final = f"{OWN}gaps"
 GAPS_LIMIT_DEFAULT: Final = 1_000
 _BATCH_ROWS: Final = 1_000
+_NUMBERED_CAUSES: Final = frozenset(("delete", "compaction"))  # removals with a number of their own
 _READ_TOGETHER_SEQS: Final = 64  # rows of a topic closer than this are read together
 
 
@@ -307,7 +308,7 @@ def drop_known_removals(context: EngineContext, topics: Mapping[str, TopicState]
 
 
 def _add_known(known: _KnownRemovals, row: _Row) -> None:
-    if row.cause == "delete":
+    if row.cause in _NUMBERED_CAUSES:
         known.deleted.add((row.topic_id, row.number))
     elif row.cause == "drop":
         known.dropped.add(row.topic_id)
@@ -319,7 +320,7 @@ def _add_known(known: _KnownRemovals, row: _Row) -> None:
 
 
 def _unknown_part(removal: Removal, known: _KnownRemovals) -> Removal | None:
-    if removal.cause == "delete":
+    if removal.cause in _NUMBERED_CAUSES:
         return None if (removal.topic_id, removal.number) in known.deleted else removal
     if removal.cause == "drop":
         return None if removal.topic_id in known.dropped else removal

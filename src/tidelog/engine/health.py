@@ -1,7 +1,7 @@
 """Health of an engine: failures of background tasks, and stored bytes that do not verify.
 
-    task        checkpoint, sync, ledger, history, routers, expiry, erase, rewrite: each run is counted, each failure
-                is logged, counted and kept until the task succeeds again
+    task        checkpoint, compaction, sync, ledger, history, routers, expiry, erase, rewrite: each run is counted,
+                each failure is logged, counted and kept until the task succeeds again
     corruption  one entry per place: a frame, an index or a footer that did not verify, found by a read, by a
                 checkpoint or at the start
 
@@ -17,8 +17,9 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 _log = logging.getLogger("tidelog.engine")
-# Of every engine.
-BACKGROUND_TASKS: Final = ("checkpoint", "erase", "expiry", "history", "ledger", "rewrite", "routers", "sync")
+BACKGROUND_TASKS: Final = (  # of every engine
+    *("checkpoint", "compaction", "erase", "expiry", "history", "ledger", "rewrite", "routers", "sync"),
+)
 _REPEAT_LOG_MS: Final = 60_000
 _PLACES_MAX: Final = 1_000  # corrupt places that are kept; the count goes on
 

@@ -149,6 +149,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, time of the ack in ms
     blobs: bytes = b""  # of large records: seq and blob, as pairs of u64
     epoch: int = 0  # of a restored topic (`restored_epoch`); 0: the id
+    compaction: tuple[int, int, int] | None = None  # rule for keys, compacted up to, time of the oldest tombstone
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.disk.interface import Disk, File, join
-from tidelog.engine import blobs, delete, groups, idempotency, manifest
+from tidelog.engine import blobs, compaction, delete, groups, idempotency, manifest
 from tidelog.engine import groups as cursors
 from tidelog.engine.blobs import BlobTable
 from tidelog.engine.config import TopicConfig
@@ -55,7 +55,7 @@ from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, Reco
 from tidelog.engine.routing import manager
 from tidelog.engine.segment import Segment
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
-from tidelog.engine.topic_state import RESERVATION_MAX, TopicState
+from tidelog.engine.topic_state import RESERVATION_MAX, CompactionProgress, TopicState
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame, large_record, scan, segment_index
 from tidelog.formats.control_frames import Body
@@ -540,6 +540,11 @@ def _apply_control_frame(topic: TopicState, body: Body | None, seq: int, ts_ms: 
                 delete.replay_delete(topic, body, seq, ts_ms)
             except Corrupt as error:
                 topic.damage.append(f"{topic.name}: a delete could not be replayed: {error}")
+        case control_frames.Compaction():
+            try:
+                compaction.replay_compaction(topic, body, seq, ts_ms)
+            except Corrupt as error:
+                topic.damage.append(f"{topic.name}: a compaction could not be replayed: {error}")
         case control_frames.EvictWatermark():
             _apply_floor(topic, body)
         case control_frames.Lease():
@@ -703,6 +708,7 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
     topic.reservation.reserved_seq, topic.delete_count = row.reserved, row.removals
     topic.groups = {group.group: GroupCursorState(group.seq, group.ts_ms, group.hold_bytes) for group in row.consumers}
     topic.had_retention_hold = topic.persists_floors = row.guarded
+    topic.compaction = None if row.compaction is None else CompactionProgress(*row.compaction)
     topic.producers.batches = idempotency.decode_producers(row.writers)
     topic.blobs = BlobTable.from_row(row.blobs)
     idempotency.restore_keys(topic.producers.keys, row.keys, context.clock)

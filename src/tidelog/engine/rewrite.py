@@ -32,6 +32,7 @@ from xxhash import xxh3_64_intdigest
 from tidelog.commitlog.segment import map_file
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
 from tidelog.engine.context import EngineContext
+from tidelog.engine.key_index import write_key_index
 from tidelog.engine.segment import SEGMENT_SUFFIXES, BoolArray, Segment
 from tidelog.engine.tag_search import write_tag_index
 from tidelog.engine.topic_state import TopicState
@@ -371,6 +372,8 @@ class _SegmentRewrite:
         foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=segment.base))
         replace_file(disk, self._path(".idx"), entries)
         write_tag_index(segment.files, segment.base, self.generation, foot, after)
+        if (compaction := self.topic.config.compaction) is not None:
+            write_key_index(segment.files, compaction, segment.base, segment.stop, self.generation, foot, after)
         replace_file(disk, self._path(".foot"), foot)  # the names of all files are durable after it
         self.on_written(len(entries) + len(foot))
         self._check_stop()

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 CODEC: Final = TideCodec(LogConfig())
 T = TypeVar("T")
-SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".del")  # data first: without it there is no segment
+SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".key", ".del")  # data first: without it, no segment
 _FILE_NAME_PATTERN: Final = re.compile(
-    r"seg-(\d{16,20})(?:\.g([1-9]\d{0,8}))?(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?"
+    r"seg-(\d{16,20})(?:\.g([1-9]\d{0,8}))?(\.data|\.idx|\.foot|\.tag|\.key|\.del)(\.tmp|\.rebuilding)?"
 )
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 

@@ -279,7 +279,7 @@ def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
     if part.is_sealed:
         return
     # An unfinished checkpoint may have extended it, or even sealed it.
-    removed = [suffix for suffix in (".foot", ".tag") if remove_if_exists(disk, part.path(suffix))]
+    removed = [suffix for suffix in (".foot", ".tag", ".key") if remove_if_exists(disk, part.path(suffix))]
     if removed:
         disk.sync_dir(part.files.directory)
     part.files.truncate(part.base, part.generation, part.size, part.stop - part.base, sync=True)

@@ -13,6 +13,7 @@ from tidelog.engine import (
     append,
     batch_encoder,
     blobs,
+    compaction,
     delete,
     json_pages,
     large_append,
@@ -23,6 +24,7 @@ from tidelog.engine import (
 )
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.blobs import BlobFile
+from tidelog.engine.compaction import Compacted
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
@@ -30,11 +32,13 @@ from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_append import StreamedAppend
 from tidelog.engine.large_read import RecordReader
+from tidelog.engine.latest import LatestTable
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult, redrive_records
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
+from tidelog.engine.retention_preview import RetentionPreview, preview_retention
 from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.segment_listing import SegmentFile, SegmentList
 from tidelog.engine.topic_index import Gap
@@ -172,7 +176,7 @@ def topic_operations(topic: Topic) -> TopicOperations:
     return topic._operations
 
 
-@defer_signals_in("append_nowait", "append_arrow", "delete", "seal")
+@defer_signals_in("append_nowait", "append_arrow", "compact", "delete", "seal")
 class Topic:
     """A durable, numbered sequence of records. `Database.topic` returns one."""
 
@@ -385,6 +389,22 @@ class Topic:
         """
         return delete.delete_records(self._state, match, before_seq, seqs, actor)
 
+    def compact(self, *, actor: str | None = None) -> Compacted:
+        """Remove the records that newer ones of their key replaced, and tombstones whose delay has passed, now.
+
+        The active segment is closed first. Records that a group with a hold has not read, and that a router has not
+        forwarded as of the last checkpoint, stay. Readers skip what is removed without a gap; the gap log records it.
+        Raises BadInput where the topic has no compaction.
+        """
+        return compaction.compact_topic(self._state, actor=actor, seal=True)
+
+    def simulate_retention(
+        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
+    ) -> RetentionPreview:
+        """Return which records these limits would evict now, and which groups have not read them; None: as configured.
+        Changes nothing."""
+        return preview_retention(self._state, cap_records=cap_records, cap_bytes=cap_bytes, ttl_ms=ttl_ms)
+
     def queue(self) -> Queue:
         """The same topic as a queue: its jobs, delivered under leases. Raises NotAQueue if it is a log."""
         if self._state.config.type != "queue":
@@ -413,6 +433,7 @@ class Topic:
         with self._state.lock:
             self._state.check_writable()
             self._state.index.roll_segment()
+            self._state.mark_dirty()
             self._state.context.needs_checkpoint = True
 
     def rewrite(self, *, force: bool = False) -> RewriteResult:
@@ -490,6 +511,22 @@ class Topic:
     ) -> BulkScan:
         """Scan many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
         return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong)
+
+    @overload
+    def latest(self, key: None = None, *, prefix: str = "") -> LatestTable: ...
+
+    @overload
+    def latest(self, key: str, *, prefix: str = "") -> Record | None: ...
+
+    def latest(self, key: str | None = None, *, prefix: str = "") -> LatestTable | Record | None:
+        """The topic as a table: the newest record of each key, found by an index.
+
+        With a key: its newest record, or None. Without: a table to iterate over, to page through and to convert to
+        Arrow, of the keys that begin with `prefix`. A key whose newest record was deleted, evicted or is a tombstone is
+        not in the table. Raises BadInput where the topic has no compaction.
+        """
+        table = LatestTable(self._state, prefix)
+        return table if key is None else table.get(key)
 
     def seek(self, ts_ms: int) -> int:
         """Return the first record of this time (milliseconds since the epoch) or later; one past the head if there is

@@ -156,15 +156,20 @@ class GroupCursorState:
         return self.hold_bytes > 0 and self.seq + 1 < evict_floor
 
 
-def limit_eviction(index: TopicIndex, cursors: Iterable[GroupCursorState], floor: int) -> int:
-    """Return how far eviction may go of what caps or age ask for. Raises where records cannot be measured."""
+def limit_eviction(
+    index: TopicIndex, cursors: Iterable[GroupCursorState], floor: int, evict_floor: int | None = None
+) -> int:
+    """Return how far eviction may go of what caps or age ask for. Raises where records cannot be measured.
+    `evict_floor`: as if everything below it were evicted already."""
+    evict_floor = index.evict_floor if evict_floor is None else evict_floor
+    earliest = max(index.earliest, evict_floor)
     for cursor in sorted((cursor for cursor in cursors if cursor.hold_bytes), key=lambda cursor: cursor.seq):
         first = cursor.seq + 1
         if first >= floor:
             return floor
-        if cursor.is_hold_broken(index.evict_floor):
+        if cursor.is_hold_broken(evict_floor):
             continue
-        if index.measure(max(first, index.earliest), floor).bytes <= cursor.hold_bytes:
+        if index.measure(max(first, earliest), floor).bytes <= cursor.hold_bytes:
             return first
     return floor
 

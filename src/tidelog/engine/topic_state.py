@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import exp2
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.clock import Clock
 from tidelog.disk import process
@@ -31,6 +31,7 @@ from tidelog.engine.blobs import BlobTable
 from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import EngineContext, Quota, RemovalCause, topic_directory
 from tidelog.engine.idempotency import ProducerState
+from tidelog.engine.key_index import KeyIndex
 from tidelog.engine.memtable import BatchStats, MemTable
 from tidelog.engine.results import Appended, TopicInfo
 from tidelog.engine.routing.router import HopCounts
@@ -185,6 +186,14 @@ class RecoveryFindings:
     head: int | None = None  # when the directory was opened; None: the topic was created since
 
 
+class CompactionProgress(NamedTuple):
+    """How far compaction is, under one rule for keys."""
+
+    selector: int  # identifies the rule
+    compacted_to: int
+    tombstone_ms: int  # the time of the oldest tombstone that is left; 0: none
+
+
 class TopicState:
     def __init__(self, context: EngineContext, topic_id: int, name: str, config: TopicConfig) -> None:
         self.context, self.id, self.name, self.config = context, topic_id, name, config
@@ -230,6 +239,8 @@ class TopicState:
         # Base and generation of segment files that the index no longer uses and a manifest may still name.
         self.dropped_segments: list[tuple[int, int]] = []
         self.unnamed_segments: list[tuple[int, int]] = []  # those of them that the row of the running checkpoint omits
+        self.compaction: CompactionProgress | None = None
+        self._key_index: KeyIndex | None = None
         self.wal_watch: WalWatch | None = None  # of a read-only engine, once a read waits
         self._listeners: set[Callable[[], None]] = set()
 
@@ -244,6 +255,13 @@ class TopicState:
         if self._shard is None or self.context.closed:
             self._shard = self.context.shard(self.id)
         return self._shard
+
+    @property
+    def key_index(self) -> KeyIndex:
+        """The index of its keys, created with its first use: most topics have no compaction."""
+        with self.lock:
+            index = self._key_index = self._key_index or KeyIndex(self)
+        return index
 
     # ── what it is ────────────────────────────────────────────────────────────────────────────
 
@@ -437,7 +455,9 @@ class TopicState:
         """Close the topic in a forked child: every lock of the topic raises Forked."""
         state = self.queue_state
         queue_parts = () if state is None else (state, state.history, state.claim_window)
-        process.poison_locks(self.context.root, pid, self, *queue_parts, *self.downstream, self.upstream)
+        process.poison_locks(
+            self.context.root, pid, self, self._key_index, *queue_parts, *self.downstream, self.upstream
+        )
 
     def notify_listeners(self) -> None:
         if self._listeners:

@@ -1,4 +1,4 @@
-"""The bodies of control frames, types 2 to 11 and 13 to 16. Only this module knows their bytes.
+"""The bodies of control frames, types 2 to 11, 13 to 16 and 18. Only this module knows their bytes.
 
     text        u32 length, then UTF-8
     option      0, or 1 and the value
@@ -20,6 +20,7 @@
     NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum; the highest
                                 bit of number is set where a text follows: the query id
     WriteKey                    text key; u64 first, u64 last seq
+    Compaction                  u64 selector; u64 compacted to; u64 oldest tombstone ms; u32 n, u64 seq × n
 
 Little-endian. Bytes left over, an option that is neither 0 nor 1 and an unknown operation are damage: the checksum of
 the frame holds, and no version of the program has written such a body.
@@ -233,6 +234,17 @@ class WriteKey:
     last: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Records that compaction removes, and how far it is. The frame's seq is its number among the topic's deletes."""
+
+    KIND: ClassVar[int] = frame.COMPACTION
+    selector: int  # identifies the topic's rule for keys: under another one this progress does not count
+    compacted_to: int  # of the records up to here, only the newest of each key is left; 0: more frames follow
+    tombstone_ms: int  # the time of the oldest tombstone that is left; 0: none
+    seqs: tuple[int, ...] = ()
+
+
 Body: TypeAlias = (
     TopicCreate
     | TopicDelete
@@ -249,6 +261,7 @@ Body: TypeAlias = (
     | GroupCursor
     | NumberedBatch
     | WriteKey
+    | Compaction
 )
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
@@ -400,6 +413,12 @@ _LAYOUTS: Final[dict[type[Body], dict[str, _Codec]]] = {
     },
     GroupCursor: {"group": _TEXT, "gone": _BOOL, "seq": _U64_CODEC, "hold_bytes": _U64_CODEC},
     WriteKey: {"key": _TEXT, "first": _U64_CODEC, "last": _U64_CODEC},
+    Compaction: {
+        "selector": _U64_CODEC,
+        "compacted_to": _U64_CODEC,
+        "tombstone_ms": _U64_CODEC,
+        "seqs": _U64S,
+    },
 }
 _CLASSES: Final = {kind.KIND: kind for kind in _LAYOUTS}
 

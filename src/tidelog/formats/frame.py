@@ -48,6 +48,7 @@ GROUP_CURSOR: Final = 14
 NUMBERED_BATCH: Final = 15
 WRITE_KEY: Final = 16
 LARGE_RECORD: Final = 17
+COMPACTION: Final = 18
 
 FRAME_NAMES: Final = {
     APPEND: "Append",
@@ -67,6 +68,7 @@ FRAME_NAMES: Final = {
     NUMBERED_BATCH: "NumberedBatch",
     WRITE_KEY: "WriteKey",
     LARGE_RECORD: "LargeRecord",
+    COMPACTION: "Compaction",
 }
 _IS_RECORD_KIND: Final = np.zeros(256, np.bool_)
 _IS_RECORD_KIND[[APPEND, APPEND_BATCH, LARGE_RECORD]] = True

@@ -41,6 +41,7 @@ from tidelog.server.handlers import (
     large_records,
     queues,
     records,
+    retention,
     spark,
     sse,
     topics,
@@ -107,6 +108,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(records.diff, _READ, fast_kind="diff")}),
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(records.delete_records, _DELETE)}),
+    Route("/v0/topics/{topic}/latest", "topics", {"GET": Endpoint(retention.read_latest, _READ)}),
+    Route("/v0/topics/{topic}/compact", "topics", {"POST": Endpoint(retention.compact_topic, _ADMIN)}),
+    Route("/v0/topics/{topic}/retention/simulate", "topics", {"POST": Endpoint(retention.simulate_retention, _READ)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(records.read_records, _READ)}),
     Route("/v0/topics/{topic}/records/{seq}/data", "topics", {"GET": Endpoint(large_records.read_data, _READ)}),
     Route(

@@ -305,6 +305,36 @@ _ENGINE: Final[tuple[_Metric[Engine | None], ...]] = (
         lambda engine: engine.holds_broken if engine else 0,
     ),
     _Metric(
+        "compaction_runs",
+        _COUNTER,
+        "Compactions of topics.",
+        lambda engine: engine.compaction_stats.runs if engine else 0,
+    ),
+    _Metric(
+        "compaction_removed_records",
+        _COUNTER,
+        "Records that compaction removed, tombstones included.",
+        lambda engine: engine.compaction_stats.records if engine else 0,
+    ),
+    _Metric(
+        "compaction_removed_bytes",
+        _COUNTER,
+        "Bytes of the records that compaction removed.",
+        lambda engine: engine.compaction_stats.bytes if engine else 0,
+    ),
+    _Metric(
+        "compaction_removed_tombstones",
+        _COUNTER,
+        "Tombstones that compaction removed after their delay.",
+        lambda engine: engine.compaction_stats.tombstones if engine else 0,
+    ),
+    _Metric(
+        "compaction_read_bytes",
+        _COUNTER,
+        "Bytes of records and key files that key indexes were built from.",
+        lambda engine: engine.compaction_stats.read_bytes if engine else 0,
+    ),
+    _Metric(
         "listener_failures",
         _COUNTER,
         "Listeners of topics and queues that raised.",

@@ -219,6 +219,68 @@ class Sought(TopicBody):
     earliest_seq: Count
 
 
+class LatestRow(Part):
+    """A key and the fields of its newest record."""
+
+    key: str
+    seq: Annotated[int, Meta(ge=1)] = msgspec.field(name="$seq")
+    ts: TimestampMs = msgspec.field(name="$ts")
+    node: str | UnsetType = msgspec.field(default=UNSET, name="$node")
+    tag: str | UnsetType = msgspec.field(default=UNSET, name="$tag")
+    data: Raw | UnsetType = UNSET
+    meta: dict[str, Any] | UnsetType = UNSET
+    encoding: Literal["base64"] | UnsetType = msgspec.field(default=UNSET, name="$encoding")
+
+
+class Latest(TopicBody):
+    records: list[LatestRow]
+    next_after: Annotated[str, described("The cursor of the next page. Absent on the last one.")] | UnsetType = UNSET
+
+
+class TopicCompacted(TopicBody):
+    removed: Annotated[Count, described("Records, tombstones included.")]
+    bytes: Count
+    tombstones: Annotated[Count, described("Of the removed records, tombstones whose delay had passed.")]
+    compacted_to: Annotated[Count, described("Of the records up to here, only the newest of each key is left.")]
+
+
+class EvictedRange(Part):
+    """Records that would be lost; without records, first_seq is one past last_seq."""
+
+    records: Count
+    bytes: Count
+    first_seq: Count
+    last_seq: Count
+    first_ts: TimestampMs | None
+    last_ts: TimestampMs | None
+
+
+class Remaining(Part):
+    records: Count
+    bytes: Count
+
+
+class UnreadLoss(Part):
+    """What a consumer group would lose unread."""
+
+    group: str
+    position: Count
+    records: Count
+    bytes: Count
+    hold_bytes: Count
+    hold_breaks: bool
+
+
+class RetentionSimulated(TopicBody):
+    config: ConfigJson
+    cap: Annotated[EvictedRange, described("Lost to the caps.")]
+    ttl: Annotated[EvictedRange, described("Lost to age, of what the caps leave.")]
+    evict_floor: Annotated[Count, described("Afterwards: the first seq that was not lost.")]
+    remaining: Remaining
+    groups: Annotated[list[UnreadLoss], described("Groups that would lose something, by name.")]
+    held_by: Annotated[list[str], described("Groups whose holds keep records that caps or age would evict.")]
+
+
 class SegmentFileInfo(Part):
     """A file; XXH3-64 in hexadecimal."""
 

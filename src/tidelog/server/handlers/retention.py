@@ -1,0 +1,116 @@
+"""Compaction and retention over HTTP: the newest record of each key, compaction now, what other limits would evict."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from tidelog import api_types
+from tidelog.api_types import READ_BYTES, READ_LIMIT, READ_LIMIT_MAX
+from tidelog.engine import EvictedRange, LatestPage, LatestRecord, Record, RetentionPreview, Topic
+from tidelog.engine.large_read import LargeData
+from tidelog.engine.topic import topic_operations
+from tidelog.http.interface import Response
+from tidelog.server import response_types as responses
+from tidelog.server.handlers.topics import config_json
+from tidelog.server.openapi import STRING, Parameter, integer_param, operation
+from tidelog.server.request import RequestContext
+
+_simulate_decoder = api_types.json_decoder(api_types.SimulateRetention)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@operation(
+    "readLatest",
+    response=responses.Latest,
+    params=(
+        Parameter("key", STRING, "Only this key."),
+        Parameter("prefix", STRING, "Only keys that begin so. A page may then have few rows and not be the last."),
+        integer_param("limit", "", READ_LIMIT, minimum=1, maximum=READ_LIMIT_MAX),
+        Parameter("after", STRING, "next_after of the page before."),
+    ),
+    errors=("invalid_request", "topic_not_found"),
+)
+async def read_latest(context: RequestContext) -> Response:
+    """Read the newest record of each key of a topic with compaction.
+
+    A key whose newest record was deleted, evicted or is a tombstone is left out. Keys come in a fixed order of their
+    own; every key that is there throughout comes once.
+    """
+    query, topic = context.query, context.get_topic()
+    topic_operations(topic).record_access()
+    key, prefix, after = query.text("key"), query.text("prefix") or "", query.text("after")
+    limit = min(max(query.number("limit", READ_LIMIT), 1), READ_LIMIT_MAX)
+    page = await context.service.run_blocking(lambda: _read_page(topic, key, prefix, limit, after))
+    rows = [_row(*row) for row in page.records]
+    context.service.metrics.count_read(topic.name, len(rows), gap=False)
+    return context.json(responses.Latest(context.topic, rows, UNSET if page.next_after is None else page.next_after))
+
+
+def _read_page(topic: Topic, key: str | None, prefix: str, limit: int, after: str | None) -> LatestPage:
+    table = topic.latest(prefix=prefix)
+    if key is None:
+        return table.page(limit, after, bytes_max=READ_BYTES)
+    record = table.get(key)
+    return LatestPage([] if record is None else [LatestRecord(key, record)], None)
+
+
+def _row(key: str, record: Record) -> responses.LatestRow:
+    is_bytes = isinstance(record.data, bytes)
+    value = record.data.to_reference() if isinstance(record.data, LargeData) else record.data
+    data = b64encode(record.data).decode() if is_bytes else value
+    return responses.LatestRow(
+        key,
+        record.seq,
+        record.ts_ms,
+        UNSET if record.node is None else record.node,
+        UNSET if record.tag is None else record.tag,
+        msgspec.Raw(_encode(data)),
+        UNSET if record.meta is None else record.meta,
+        "base64" if is_bytes else UNSET,
+    )
+
+
+@operation("compactTopic", response=responses.TopicCompacted, errors=("invalid_request", "topic_not_found"))
+async def compact_topic(context: RequestContext) -> Response:
+    """Remove the records that newer ones of their key replaced, now."""
+    topic, actor = context.get_topic(), context.principal.name
+    done = await context.service.run_blocking(lambda: topic.compact(actor=actor))
+    return context.json(responses.TopicCompacted(context.topic, *done))
+
+
+@operation(
+    "simulateRetention",
+    request=api_types.SimulateRetention,
+    response=responses.RetentionSimulated,
+    errors=("invalid_request", "topic_not_found"),
+    body_required=False,
+)
+async def simulate_retention(context: RequestContext) -> Response:
+    """Read what other limits would evict, and which groups have not read it. Nothing changes."""
+    body = context.decode_body(_simulate_decoder, default=api_types.SimulateRetention())
+    topic = context.get_topic()
+    found = await context.service.run_blocking(
+        lambda: topic.simulate_retention(cap_records=body.cap_records, cap_bytes=body.cap_bytes, ttl_ms=body.ttl_ms)
+    )
+    return context.json(_simulated(found))
+
+
+def _simulated(found: RetentionPreview) -> responses.RetentionSimulated:
+    return responses.RetentionSimulated(
+        found.topic,
+        config_json(found.config),
+        _range(found.cap),
+        _range(found.ttl),
+        found.evict_floor,
+        responses.Remaining(*found.remaining),
+        [responses.UnreadLoss(*loss) for loss in found.groups],
+        list(found.held_by),
+    )
+
+
+def _range(evicted: EvictedRange) -> responses.EvictedRange:
+    return responses.EvictedRange(*evicted)
