@@ -13,6 +13,7 @@ from tests.contract_http.api import ANY, Api, expect_error, expect_success, topi
 from tests.contract_http.client import RawConnection, Reply, dumps
 from tests.contract_http.http2 import H2Client
 from tests.contract_http.server import Server
+from tests.contract_http.websocket_client import Socket
 from tests.kit.waiting import eventually
 
 CEILING = 8 << 20
@@ -201,3 +202,18 @@ def _peak_bytes(server: Server) -> int:
     assert server._process is not None
     status = Path(f"/proc/{server._process.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def test_watchers_are_pushed_the_reference(api: Api, server: Server, topic: str) -> None:
+    make(api, topic)
+    socket = Socket(server)
+    with server.events(api.watch({topic: {}})["stream_url"]) as stream, socket.raw:
+        assert socket.request(op="subscribe", topic=topic)["op"] == "subscribed"
+        expect_success(post(api, topic, DATA))
+        reference = {"bytes": len(DATA), "xxh3": xxh3_64_hexdigest(DATA), "href": "records/1/data"}
+        while b"$large" not in (frame := stream.frame()):
+            assert frame
+        assert dumps({"$large": reference}) in frame
+        while "$large" not in (said := str(socket.receive())):
+            assert said
+        assert reference["xxh3"] in said

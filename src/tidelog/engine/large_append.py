@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 from tidelog.commitlog.storage import guard_stream, guard_stream_async
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, sync_directory, sync_file
 from tidelog.disk.interface import File
+from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.engine import append, batch_encoder, blobs
 from tidelog.engine.batch_encoder import Batch, LargeBatch
 from tidelog.engine.large_read import BlobReader
@@ -168,12 +169,14 @@ def append_copy(source: TopicState, rows: Rows, dest: TopicState, names: Batch, 
         raise Corrupt(path, pos=0, reason="the file is missing") from None
     tag, node = (column if isinstance(column, bytes) else column[0] for column in (names.tag, names.node))
     batch = LargeBatch(copied, tag, node, names.metas[0] if names.metas else b"")
-    try:
-        future = append.submit_write(dest, batch, durable=durable)
-    finally:
-        if batch.is_staged:
-            blob.keep()
-        blob.discard()
+    with DEFER_SIGNALS:
+        try:
+            future = append.submit_write(dest, batch, durable=durable)
+            future.try_commit()
+        finally:
+            if batch.is_staged:
+                blob.keep()
+            blob.discard()
     return future.wait()
 
 
@@ -295,11 +298,12 @@ class StreamedAppend:
         assert isinstance(names.tag, bytes) and isinstance(names.node, bytes), "one record"  # noqa: PT018
         meta = names.metas[0] if names.metas else b""
         batch = LargeBatch(blob.commit(), names.tag, names.node, meta)
-        try:
-            return append.submit_write(self._topic, batch, self._key, durable=self._durable)
-        finally:
-            if batch.is_staged:
-                blob.keep()
+        with DEFER_SIGNALS:  # an interrupt must not part a staged frame from its blob
+            try:
+                return append.submit_write(self._topic, batch, self._key, durable=self._durable)
+            finally:
+                if batch.is_staged:
+                    blob.keep()
 
     def roll_back(self) -> None:
         """Remove every byte of the record. Does nothing once it was submitted."""
@@ -311,11 +315,14 @@ class StreamedAppend:
 
 
 def append_stream(stream: StreamedAppend, chunks: Iterable[Buffer], name: str) -> CommitFuture[Appended]:
-    """Write one record from chunks and stage it."""
+    """Write one record from chunks and commit it; the caller waits."""
     try:
         for chunk in guard_stream(name, chunks):
             stream.write(chunk)
-        return stream.submit()
+        with DEFER_SIGNALS:  # the commit is completed before an interrupt is raised
+            future = stream.submit()
+            future.try_commit()
+        return future
     finally:
         stream.roll_back()
 

@@ -334,7 +334,7 @@ class Topic:
                     "use append for a value that is in memory"
                 )
             stream = StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key)
-            return _commit(large_append.append_stream(stream, chunks, self.name))
+            return large_append.append_stream(stream, chunks, self.name).wait()
         stream = StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key)
         return large_append.append_stream_async(stream, chunks, self.name, _commit)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from errno import ENOSPC
+from itertools import count
 from random import Random
+from signal import SIGINT, raise_signal
 from typing import Any
 
 import pytest
@@ -511,3 +514,26 @@ def test_jobs_may_be_large_and_move_to_the_dead_letters_and_back(world: EngineHa
         dead.append("x")
         world.log.checkpoint()
     assert len(files(world)) == 1
+
+
+def test_an_interrupt_at_any_call_leaves_no_record_without_its_data() -> None:
+    """A KeyboardInterrupt at any call of the disk: the record is whole, or not there."""
+    for at in range(1, 30):
+        world = EngineHarness(ledger_records=0)
+        topic = topic_of(world.log)
+        topic.append("x")
+        calls, done = count(1), False
+
+        def interrupt(_: int, at: int = at, calls: Iterator[int] = calls) -> None:
+            if next(calls) == at:
+                raise_signal(SIGINT)
+
+        world.disk.on_op = interrupt
+        with suppress(KeyboardInterrupt):
+            topic.append_stream(pieces())
+            done = True
+        world.disk.on_op = None
+        for log in (world.log, world.open(world.disk.reboot())):
+            found = [record.data.read() for record in log.topic("t").read(1).records]
+            assert found == [DATA] or not (found or done)
+            assert not log.report.damage
