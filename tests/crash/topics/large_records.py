@@ -190,7 +190,7 @@ class Harness:
             with suppress(BaseException):
                 self.open(cut_again)
             for image in cut_again.images(random=self.random, limit=2):
-                self.check_engine(self.open(image.disk), image.disk, cut=cut)
+                self.check_engine(self.open(image.disk), image.disk, cut=True)  # now the power was cut in any case
         if self.states % 3 == 0:
             self.check_checkpoints(again, second)
 
@@ -313,4 +313,24 @@ def drop_and_restart(it: Harness) -> None:
     it.checkpoint()
 
 
-HISTORIES: Final = (write_and_delete, drop_and_restart)
+def route(it: Harness) -> None:
+    """Copies by a router, and the removal of originals and copies."""
+    it.expected["u"].written = it.expected["t"].written
+    it.log.router("r", "t", "u")
+    it.append()
+    first = it.stream()
+    it.log.tick()
+    it.checkpoint()
+    it.stream(size=1500)
+    it.topic("u").read()
+    it.delete(first)
+    it.checkpoint()
+    it.reopen()
+    it.stream(size=200)
+    it.topic("u").read()
+    it.checkpoint()
+    it.append()
+    it.checkpoint()
+
+
+HISTORIES: Final = (write_and_delete, drop_and_restart, route)
