@@ -10,7 +10,7 @@ The name of a blob is durable before the frame that names it is written, in ever
 without its blob. A blob is removed only when neither of the two newest manifests nor the WAL after them needs it. After
 a crash there may be blobs that nothing names: the next start removes them, as it does spill files.
 
-Ids rise with time and are unique in a directory as long as anything may name them.
+Ids rise with time, also where the clock is set back: the id of a record's blob is never used again.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class BlobIds:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms, self._lock, self._last = now_ms, Lock(), 0
 
-    def skip_to(self, last: int) -> None:
-        """Assign no id up to `last`: it is in use."""
+    def skip(self, last_id: int, last_ts_ms: int) -> None:
+        """Assign no id up to `last_id`, and none that a record of this time or before may have had."""
         with self._lock:
-            self._last = max(self._last, last)
+            self._last = max(self._last, last_id, (last_ts_ms + 1) << _ID_BITS_BELOW_MS)
 
     def next(self) -> int:
         with self._lock:

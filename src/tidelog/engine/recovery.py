@@ -655,7 +655,7 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
         if topic.recovery.lost_ranges:
             report.lost_seqs[topic.name] = topic.recovery.lost_ranges
         _finish_topic(topic, report, writable=writable)
-        context.blob_ids.skip_to(topic.blobs.last_id)
+        context.blob_ids.skip(topic.blobs.last_id, topic.index.last_ts)
         _report_missing_blobs(topic, report)
     for place in missing:
         if not place.topic.is_dropped:  # a drop removes files before the next manifest

@@ -659,14 +659,14 @@ def test_a_file_is_written_as_one_record_and_read_back(run: Run) -> None:
     data = Random(2).randbytes(700_000)
     Path("in.bin").write_bytes(data)
     fill(videos={"records": ["first"]})
-    written = answer(run("write", "d", "videos", "--stream", "in.bin", "--tag", "clip", "--json"))
+    written = json_result(run("write", "d", "videos", "--stream", "in.bin", "--tag", "clip", "--json"))
     assert (written["first"], written["records"]) == (2, 1)
     assert run("write", "d", "videos", "--stream", "-", stdin=data[:1000])[0] == 0
     records = objects(run("read", "d", "videos", "--json"))[:-1]
     assert records[1]["data"]["$large"]["bytes"] == len(data)
     code, out, _ = run("read", "d", "videos")
     assert (code, '{"$large":{"bytes":700000' in out) == (0, True)
-    read = answer(run("cat-record", "d", "videos", "--seq", 2, "--output", "out.bin", "--json"))
+    read = json_result(run("cat-record", "d", "videos", "--seq", 2, "--output", "out.bin", "--json"))
     assert (read["bytes"], read["xxh3"]) == (len(data), records[1]["data"]["$large"]["xxh3"])
     assert Path("out.bin").read_bytes() == data
     assert run("cat-record", "d", "videos", "--seq", 1)[1] == '"first"'

@@ -36,6 +36,7 @@ from tidelog.errors import (
     WriteFailed,
 )
 from tidelog.formats.json_rows import FieldSelection
+from tidelog.testing import ManualClock
 
 Patch = pytest.MonkeyPatch
 DATA = Random(3).randbytes(5000)
@@ -537,3 +538,19 @@ def test_an_interrupt_at_any_call_leaves_no_record_without_its_data() -> None:
             found = [record.data.read() for record in log.topic("t").read(1).records]
             assert found == [DATA] or not (found or done)
             assert not log.report.damage
+
+
+def test_the_id_of_a_blob_is_not_used_again_when_the_clock_is_set_back(world: EngineHarness) -> None:
+    topic = topic_of(world.log)
+    topic.append_stream(pieces())
+    used = files(world)
+    topic.delete(seqs=[1])
+    for _ in range(3):
+        topic.append("x")
+        world.log.checkpoint()
+    assert files(world) == []
+    world.log.close()
+    world.clock = ManualClock(world.clock.now_us() - 3_600_000_000)
+    world.log = world.open(world.disk)
+    world.log.topic("t").append_stream(pieces())
+    assert files(world) > used
