@@ -236,7 +236,7 @@ class DirectoryCheck:
             opened = open_directory(self._root, read_only=True, disk=self._disk, **defaults)
         except (Refused, Damaged) as error:
             return [Finding("start", ".", None, str(error))]
-        counts = [topic.index.count for name, topic in opened.topics.items() if not name.startswith(OWN)]
+        counts = [topic.index.count for topic in opened.topics.resident() if not topic.name.startswith(OWN)]
         self.topics, self.records = len(counts), sum(counts)
         findings = [Finding("start", ".", None, reason) for reason in opened.report.damage]
         for topic in opened.topics.values():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidelog.engine.queues.history import HistoryWriter
     from tidelog.engine.rewrite import Rewriter
     from tidelog.engine.topic_state import TopicState
+    from tidelog.engine.topic_table import TopicTable
 
 _log = logging.getLogger("tidelog.engine")
 TOPICS_DIR = "topics"
@@ -176,7 +177,8 @@ class MaintenanceSchedule:
 
     def __init__(self) -> None:
         self._guard = Lock()
-        self._heap: list[tuple[int, int, TopicState]] = []
+        self._heap: list[tuple[int, int, bool, TopicState | str]] = []  # false and a name: the topic is not loaded
+        self.load_topic: Callable[[str], TopicState | None] = lambda _: None  # loads a topic and schedules it
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -187,17 +189,27 @@ class MaintenanceSchedule:
             return
         topic.due_ms = due_ms
         with self._guard:
-            heappush(self._heap, (due_ms, topic.id, topic))
+            heappush(self._heap, (due_ms, topic.id, True, topic))
+
+    def schedule_idle(self, due: list[tuple[int, int, str]]) -> None:
+        """Schedule topics that are not loaded: time, id and name of each."""
+        with self._guard:
+            self._heap += [(due_ms, topic_id, False, name) for due_ms, topic_id, name in due]
+            heapify(self._heap)
 
     def take_due(self, now_ms: int, count_max: int) -> list[TopicState]:
         """Remove and return the topics that are due, each once."""
         due: list[TopicState] = []
-        with self._guard:
-            while self._heap and self._heap[0][0] <= now_ms and len(due) < count_max:
-                due_ms, _, topic = heappop(self._heap)
-                if topic.due_ms == due_ms:  # else the entry is stale: an earlier one was taken
-                    topic.due_ms = None
-                    due.append(topic)
+        while len(due) < count_max:
+            with self._guard:
+                if not self._heap or self._heap[0][0] > now_ms:
+                    break
+                due_ms, _, _, topic = heappop(self._heap)
+            if isinstance(topic, str):
+                self.load_topic(topic)  # it has an entry of its own from now on
+            elif topic.due_ms == due_ms:  # else the entry is stale: an earlier one was taken
+                topic.due_ms = None
+                due.append(topic)
         return due
 
 
@@ -337,9 +349,7 @@ class EngineContext:
     moved_floors: set[TopicState] = field(
         default_factory=set
     )  # topics whose floor the next interval sync makes durable
-    reload_topics: Callable[[], dict[str, TopicState]] | None = (
-        None  # of a read-only engine: load the topics from disk again
-    )
+    reload_topics: Callable[[], TopicTable] | None = None  # of a read-only engine: load the topics from disk again
     rewriter: Rewriter | None = None  # set by the engine where it writes
     topics_to_rewrite: set[TopicState] = field(default_factory=set)  # with new deletions in sealed segments
     is_replaying: bool = False  # WAL frames are being applied; the state is incomplete

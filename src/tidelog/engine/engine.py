@@ -39,6 +39,7 @@ from tidelog.engine.segment import SizeCount
 from tidelog.engine.snapshot import EngineSnapshot
 from tidelog.engine.topic import Topic
 from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_table import TopicTable
 from tidelog.errors import (
     BadInput,
     Busy,
@@ -119,7 +120,7 @@ class Engine:
         self._context.topics = self
         self._lock: DirectoryLock | None = opened.lock
         self._reopen = opened.reopen
-        self._topics: dict[str, TopicState] = opened.topics
+        self._topics: TopicTable = opened.topics
         self._next_id = opened.next_topic_id
         self.report: RecoveryReport = opened.report
         self._uncertain_topics: dict[str, TopicState] = {}  # their TopicCreate was written and not synced
@@ -129,8 +130,8 @@ class Engine:
         self._dropped: list[TopicState] = []  # topics whose files are not removed yet
         self._registry_lock = Lock()  # held during configure and drop, and while a topic is staged, not for its commit
         self._backup_lock = Lock()  # held during a backup
-        self._context.queue_topics |= {topic for topic in self._topics.values() if topic.config.type == "queue"}
-        self._context.compacted_topics |= {topic for topic in self._topics.values() if topic.config.compaction}
+        self._context.queue_topics |= {topic for topic in self._topics.resident() if topic.config.type == "queue"}
+        self._context.compacted_topics |= {topic for topic in self._topics.resident() if topic.config.compaction}
         self._compactor = Compactor(self._context)
         self._router_manager = self._make_router_manager(threaded=False)
         self._gap_log = GapLog(self._context, self)
@@ -141,7 +142,7 @@ class Engine:
         if self._context.shards:
             self._context.rewriter = self._rewriter
         self._context.enable_large_records = self._checkpoints.enable_large_records
-        for topic in self._topics.values() if self._context.shards else ():
+        for topic in self._topics.resident() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()
         self._threads: list[BackgroundThread] = []
@@ -260,20 +261,49 @@ class Engine:
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
         self._check_open()
-        return sorted(name for name in list(self._topics) if not name.startswith(OWN))
+        return list(self.iter_names())
 
-    def topics(self, prefix: str = "") -> list[TopicInfo]:
-        """Return the state of all topics, by name. Internal topics are included if `prefix` starts with theirs."""
+    def iter_names(self, prefix: str = "", after: str = "") -> Iterator[str]:
+        """Yield the names of topics that begin with `prefix` and come after `after`, sorted; the first few cost little,
+        however many topics there are."""
         self._check_open()
-        topics = [topic for topic in self._topics.copy().values() if topic.name.startswith(prefix)]
-        found = [topic for topic in topics if prefix.startswith(OWN) or not topic.name.startswith(OWN)]
-        return [Topic(topic).state() for topic in sorted(found, key=_name_key)]
+        return (name for name in self._topics.names(prefix, after) if not name.startswith(OWN))
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics there are, internal ones included."""
+        return len(self._topics)
+
+    def topics(self, prefix: str = "", *, after: str = "", limit: int | None = None) -> list[TopicInfo]:
+        """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most `limit`.
+        Internal topics are included if `prefix` starts with theirs."""
+        self._check_open()
+        names = self._topics.names(prefix, after) if prefix.startswith(OWN) else self.iter_names(prefix, after)
+        states: list[TopicInfo] = []
+        while (limit is None or len(states) < limit) and (name := next(names, None)) is not None:
+            if (state := self.topic_info(name)) is not None:
+                states.append(state)
+        return states
+
+    def topic_info(self, name: str) -> TopicInfo | None:
+        """Return the state of one topic; None if there is none. A topic that nothing has used yet is not loaded for
+        it."""
+        info = self._topics.idle_info(name)
+        if info is not None and not info.config.ttl_ms:
+            return info
+        topic = self._topics.get(name)
+        return None if topic is None else Topic(topic).state()
 
     def topics_cached(self) -> list[TopicInfo]:
         """`topics` as last known: nothing expires first, and nothing blocks on the disk."""
-        self._check_open()
-        topics = [topic for topic in self._topics.copy().values() if not topic.name.startswith(OWN)]
-        return [topic.info() for topic in sorted(topics, key=_name_key)]
+        states = []
+        for name in self.iter_names():
+            info = self._topics.idle_info(name)
+            if info is None and (topic := self._topics.get(name)) is not None:
+                info = topic.info()
+            if info is not None:
+                states.append(info)
+        return states
 
     def gaps(
         self,
@@ -291,7 +321,7 @@ class Engine:
     def groups_cached(self, count_max: int) -> list[tuple[str, GroupState]]:
         """Return the first `count_max` consumer groups with their topics, by name, as last known."""
         self._check_open()
-        topics = sorted((topic for topic in self._topics.copy().values() if topic.groups), key=_name_key)
+        topics = sorted((topic for topic in self._topics.resident() if topic.groups), key=_name_key)
         found: list[tuple[str, GroupState]] = []
         for topic in topics:
             with suppress(TopicNotFound):  # dropped meanwhile
@@ -332,7 +362,7 @@ class Engine:
             topic.notify_listeners()
 
         self._submit_control(topic, control_frames.TopicDelete(topic.name), on_dropped)
-        del self._topics[topic.name]
+        self._topics.remove(topic)
         self._context.queue_topics.discard(topic)
         self._router_manager.forget_topic(topic)
         self._context.tag_cache.drop(topic.id)
@@ -371,7 +401,7 @@ class Engine:
                 self._context.queue_topics.add(topic)
             if config.compaction is not None:
                 self._context.compacted_topics.add(topic)
-            self._topics[name] = topic
+            self._topics.add(topic)
             self._creations.pop(name, None)
 
         def on_failed(error: Error) -> None:
@@ -733,11 +763,12 @@ class Engine:
             add_background_error(self.report, error)
             health.failed("routers", error)
 
-        return RouterManager(self._topics.values(), limit=limit, threaded=threaded, on_error=on_error)
+        return RouterManager(self._topics.resident(), limit=limit, threaded=threaded, on_error=on_error)
 
     def _list_topics(self) -> list[TopicState]:
+        """Return the topics that are loaded: nothing has to be done for others."""
         with self._registry_lock:
-            return list(self._topics.values())
+            return self._topics.resident()
 
     def _get_next_id(self) -> int:
         """Return an id so that every topic with a lower one is created and dirty, or has a row in the manifest."""
@@ -797,7 +828,7 @@ class Engine:
                 except Error as error:
                     failed = failed or error
         finally:
-            for topic in self._topics.values():
+            for topic in self._topics.resident():
                 topic.notify_listeners()
             self._context.mmap_cache.clear()
             if self._lock is not None:
@@ -820,11 +851,12 @@ class Engine:
             self._gap_log,
             self._router_manager,
             self._rewriter,
+            self._topics,
         )
         process.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
         for shard in context.shards:
             shard.on_fork(pid)
-        for topic in list(self._topics.values()):
+        for topic in self._topics.resident():
             topic.on_fork(pid)
 
     def __enter__(self) -> Self:

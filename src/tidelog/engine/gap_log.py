@@ -29,7 +29,7 @@ from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import Batch, check_int, is_utf8_text
 from tidelog.engine.config import OWN
 from tidelog.engine.context import EVICTION_CAUSES, EngineContext, PendingRemovals, Removal, RemovalCause, TopicRegistry
-from tidelog.engine.manifest import Manifest
+from tidelog.engine.manifest import LoadedManifest
 from tidelog.engine.results import Appended, RecoveryReport
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import TopicState
@@ -291,14 +291,15 @@ class _KnownRemovals(NamedTuple):
     lost: set[str]
 
 
-def drop_known_removals(context: EngineContext, topics: Mapping[str, TopicState], manifest: Manifest) -> None:
+def drop_known_removals(context: EngineContext, topics: Mapping[str, TopicState], loaded: LoadedManifest) -> None:
     """Drop the removals found by recovery that the gap log has rows for."""
     pending: PendingRemovals = context.removals
     removals, pending.is_recovering = pending.take_all(), False
     known = _KnownRemovals({}, {}, set(), set(), set())
     topic = topics.get(GAP_LOG_TOPIC)
     if topic is not None and removals:
-        head_seq = next((row.head for row in manifest.topics if row.id == topic.id), 0)
+        saved = loaded.row(topic.id)
+        head_seq = 0 if saved is None else saved.head
         for chunk in read.TopicScan(topic, min(head_seq, topic.index.head), frozenset()).iter_chunks():
             for row in map(_decode, copy_values(chunk.rows.buf, chunk.rows.data)):
                 _add_known(known, row)

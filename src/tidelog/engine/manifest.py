@@ -294,14 +294,14 @@ class LoadedManifest:
     def row(self, topic_id: int) -> TopicRow | None:
         """Decode the row of one topic."""
         entry = self.topics.get(topic_id)
-        return None if entry is None else _decode_row(entry, self.positions)
+        return None if entry is None else decode_row(entry, self.positions)
 
     def rows_before(self) -> Iterator[TopicRow]:
         """Decode the rows of the manifest before this one, as far as they differ."""
         return (entry.decode() for entry in self.replaced.values() if entry is not None)
 
 
-def _decode_row(entry: TopicEntry, positions: Positions) -> TopicRow:
+def decode_row(entry: TopicEntry, positions: Positions) -> TopicRow:
     """Decode a row as of a manifest: since it was saved, a close may have given back the seqs that it reserves."""
     row = entry.decode()
     return msgspec.structs.replace(row, reserved=row.head) if entry.number <= positions.closed else row
@@ -311,7 +311,7 @@ def build_manifest(topics: Iterable[TopicEntry], positions: Positions) -> Manife
     """Return a manifest with all rows decoded."""
     entries = sorted(topics, key=lambda entry: entry.id)
     return Manifest(
-        tuple(_decode_row(entry, positions) for entry in entries),
+        tuple(decode_row(entry, positions) for entry in entries),
         positions.groups,
         positions.next_topic_id,
         tuple(router for entry in entries for router in entry.routers),

@@ -20,7 +20,7 @@ routers are records of their target topic, logged in its shard, and follow the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -40,6 +40,7 @@ from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_table import TopicTable
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, RecordNotFound, Unavailable
 from tidelog.formats import large_record, segment_index
 from tidelog.formats import lazy_compute as pc
@@ -422,9 +423,9 @@ def _reload_if_removed(topic: TopicState, part: Part) -> bool:
     return True
 
 
-def _adopt_reloaded(topic_state: TopicState, topics: Mapping[str, TopicState]) -> None:
+def _adopt_reloaded(topic_state: TopicState, topics: TopicTable) -> None:
     """Replace a read-only topic by its reloaded state."""
-    reloaded = next((topic for topic in topics.values() if topic.id == topic_state.id), None)
+    reloaded = next((topic for topic in topics.resident() if topic.id == topic_state.id), None)
     with topic_state.lock:
         topic_state.context.wal_files_synced = False
         if reloaded is None:

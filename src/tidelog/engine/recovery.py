@@ -46,9 +46,9 @@ from tidelog.disk.interface import Disk, File, join
 from tidelog.engine import blobs, compaction, delete, groups, idempotency, manifest
 from tidelog.engine import groups as cursors
 from tidelog.engine.blobs import BlobTable
-from tidelog.engine.config import TopicConfig
+from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Removal, RemovalCause
-from tidelog.engine.manifest import LoadedManifest, Manifest, TopicRow
+from tidelog.engine.manifest import LoadedManifest, Manifest, Positions, SegmentRow, TopicEntry, TopicRow
 from tidelog.engine.queues.leases import QueueSnapshot
 from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
@@ -83,6 +83,7 @@ from tidelog.wal import (
 )
 
 REPLAY_MEMORY_BYTES: Final = 32 << 20
+IDLE_TOPICS_MIN: Final = 1_000  # in a directory with fewer topics all are loaded, and leftovers of each are removed
 _PIECE_BYTES: Final = 1 << 20  # of one piece of a memtable that stays in the WAL
 _WAL_RANGE_BYTES_MIN: Final = 2048  # smaller runs stay in memory: a reference would cost as much
 _CONFIG_KINDS: Final = (TOPIC_CREATE, CONFIG_UPDATE)
@@ -625,6 +626,7 @@ class MissingBytes(NamedTuple):
 
 class RecoveredTopics(NamedTuple):
     topics: dict[str, TopicState]
+    idle: dict[str, TopicEntry]  # by name: not loaded, because there is nothing to recover
     next_topic_id: int
     groups: list[ShardRecovery]
     loaded: LoadedManifest
@@ -636,10 +638,16 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     loaded = manifest.load_newest(context.disk, context.root)
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     missing: list[MissingBytes] = []
-    topics_by_id = {row.id: _restore_topic(context, row, missing) for row in loaded.manifest.topics}
-    groups = _read_shards(context, loaded, report, progress)
-    manager.restore_from_manifest(topics_by_id, loaded.manifest)
-    replayed = TopicReplayer(context, topics_by_id, loaded.manifest, report)
+    if writable and len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults:
+        groups = _read_shards(context, loaded, report, progress)
+        idle, used = _find_idle_topics(context, loaded, groups)
+    else:
+        # Before the WAL is read: a writer beside this engine may drop a topic and remove its files meanwhile.
+        groups, idle, used = None, {}, loaded.manifest
+    topics_by_id = {row.id: _restore_topic(context, row, missing) for row in used.topics}
+    groups = groups or _read_shards(context, loaded, report, progress)
+    manager.restore_from_manifest(topics_by_id, used)
+    replayed = TopicReplayer(context, topics_by_id, used, report)
     context.is_replaying = context.removals.is_recovering = True
     replayed.run(groups, progress)
     context.is_replaying = False
@@ -661,9 +669,10 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
         if not place.topic.is_dropped:  # a drop removes files before the next manifest
             place.topic.report_corruption(place.where, place.reason)
     has_truncated_source = manager.link_forwarders(topics_by_id, report, writable=writable)
-    report.topics = len(topics)
+    report.topics = len(topics) + len(idle)
     context.dirty_topics |= _find_changed(topics, groups, loaded, report)
-    return RecoveredTopics(topics, replayed.next_id, groups, loaded, has_truncated_source)
+    next_id = max([replayed.next_id, *(entry.id + 1 for entry in idle.values())])
+    return RecoveredTopics(topics, idle, next_id, groups, loaded, has_truncated_source)
 
 
 def _find_changed(
@@ -683,6 +692,82 @@ def _find_changed(
         or (topic.is_ephemeral and topic.index.head)  # its records are gone
         or (report.frames and (topic.upstream is not None or topic.downstream))
     }
+
+
+# ── topics that nothing was written to ─────────────────────────────────────────────────────────────
+
+
+def _find_idle_topics(
+    context: EngineContext, loaded: LoadedManifest, groups: Sequence[ShardRecovery]
+) -> tuple[dict[str, TopicEntry], Manifest]:
+    """Return the topics that need no recovery, by name, and the manifest of the others. Files of both are checked."""
+    entries = loaded.topics
+    if any(group.replay.losses or group.replay.missing_file for group in groups):
+        return {}, loaded.manifest  # any topic may have lost something
+    needed = {topic_id for group in groups for topic_id in group.contents.topics}
+    needed |= {*loaded.positions.lagging}
+    # Files of the manifest before must not be removed on first use.
+    needed |= {topic_id for topic_id, before in loaded.replaced.items() if before is not None}
+    needed |= {router.source_id for entry in entries.values() for router in entry.routers}
+    names: dict[str, int] = {}
+    idle: dict[str, TopicEntry] = {}
+    due: list[tuple[int, int, str]] = []
+    for entry in entries.values():
+        if names.setdefault(entry.name, entry.id) != entry.id:
+            return {}, loaded.manifest  # two topics of one name: reported by the ordinary way
+        if entry.id in needed or entry.records < 0 or entry.routers or entry.name.startswith(OWN):
+            continue
+        row = loaded.row(entry.id)
+        assert row is not None, "it is one of the entries"
+        config = TopicConfig.from_json(row.config)
+        is_plain = row.reserved <= row.head and config.durability != "ephemeral" and not row.consumers and not row.blobs
+        if is_plain and all(_has_exact_files(context, row.id, segment) for segment in row.segments):
+            idle[entry.name] = entry
+            due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)
+            due += [] if due_ms is None else [(due_ms, row.id, row.name)]
+    context.schedule.schedule_idle(due)
+    context.quota.acquire_unchecked(sum(entry.size for entry in idle.values()))
+    used = (entry for entry in entries.values() if entry.name not in idle)
+    return idle, manifest.build_manifest(used, loaded.positions)
+
+
+def _has_exact_files(context: EngineContext, topic_id: int, row: SegmentRow) -> bool:
+    """Whether the files of a segment are as long as the manifest says."""
+    if row.unproven:
+        return False
+    files = context.segment_files(topic_id)
+    sizes = ((".data", row.size), (".idx", (row.stop - row.base) * segment_index.ENTRY_BYTES))
+    for suffix, size in sizes:
+        stat = context.disk.stat(files.path(row.base, row.generation, suffix))
+        if stat is None or stat.size != size:
+            return False
+    return True
+
+
+def _idle_due_ms(segment_age_ms: int, ttl_ms: int, row: TopicRow) -> int | None:
+    """Return when an idle topic has records to expire or a segment to seal, at the earliest; None: never."""
+    due: list[int] = []
+    if row.segments and segment_age_ms and not row.segments[-1].sealed:
+        due.append(row.segments[-1].first_ts + segment_age_ms)
+    if row.segments and ttl_ms:
+        due.append(row.segments[0].first_ts + ttl_ms + 1)
+    return min(due, default=None)
+
+
+def load_idle_topic(
+    context: EngineContext, entry: TopicEntry, positions: Positions, report: RecoveryReport
+) -> TopicState:
+    """Load a topic that an open left idle."""
+    row = manifest.decode_row(entry, positions)
+    missing: list[MissingBytes] = []
+    context.quota.release(entry.size)
+    topic = _restore_topic(context, row, missing)
+    topic.applied_router_frame = topic.staged_router_frame = row.wired
+    report.damage += topic.damage
+    for place in missing:
+        topic.report_corruption(place.where, place.reason)
+    _finish_topic(topic, report, writable=True)
+    return topic
 
 
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────

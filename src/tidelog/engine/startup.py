@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace as replaced
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tidelog.addresses import check_path
@@ -24,12 +26,13 @@ from tidelog.engine import blobs, gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
-from tidelog.engine.manifest import GroupRow, LoadedManifest
-from tidelog.engine.recovery import RecoveredTopics, first_file_number, recover
+from tidelog.engine.manifest import GroupRow, Positions, TopicEntry
+from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_table import TopicTable
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
@@ -43,7 +46,7 @@ _READ_TRIES = 8
 class OpenedEngine(NamedTuple):
     context: EngineContext
     lock: Lock | None
-    topics: dict[str, TopicState]
+    topics: TopicTable
     next_topic_id: int
     checkpoint_state: CheckpointState
     report: RecoveryReport
@@ -170,12 +173,12 @@ def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) 
             last_error = error if isinstance(error, Error) else Unavailable(str(error))
             continue
         if manifest.list_manifest_numbers(context.disk, context.root)[:1] == newest:
-            gap_log.drop_known_removals(context, recovered.topics, recovered.loaded.manifest)
+            gap_log.drop_known_removals(context, recovered.topics, recovered.loaded)
             context.reload_topics = lambda: _open_reader(make_context, progress).topics
             return OpenedEngine(
                 context,
                 None,
-                recovered.topics,
+                TopicTable(recovered.topics),
                 recovered.next_topic_id,
                 CheckpointState(manifest.ManifestStore(context.disk, context.root, recovered.loaded)),
                 report,
@@ -215,7 +218,7 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
         )
     if report.lost:
         gap_log.add_wal_losses(context, report, recovered.topics)
-    gap_log.drop_known_removals(context, recovered.topics, recovered.loaded.manifest)
+    gap_log.drop_known_removals(context, recovered.topics, recovered.loaded)
     _apply_recovery(context, recovered, report)
     keys = paths.shard_keys(context.limits.shards(processor_count()))
     wal = join(context.root, WAL_DIR)
@@ -241,14 +244,36 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
     shard_keys = {group.key for group in recovered.groups}
     old_shards = [group for group in recovered.groups if group.key not in keys]
     old_rows = tuple(GroupRow(group.key, group.replay.next_file_number, 0) for group in old_shards)
-    context.dropped_ids = {*recovered.loaded.topics} - {topic.id for topic in recovered.topics.values()}
+    live = {topic.id for topic in recovered.topics.values()} | {entry.id for entry in recovered.idle.values()}
+    context.dropped_ids = {*recovered.loaded.topics} - live
     store = manifest.ManifestStore(context.disk, context.root, recovered.loaded)
     state = CheckpointState(store, old_layout_shards=old_rows)
     # An accepted loss needs a new manifest, or every start would find it again.
     state.needs_checkpoint = (
         report.lost or recovered.has_truncated_source or (bool(shard_keys) and shard_keys != set(keys))
     )
-    return OpenedEngine(context, lock, recovered.topics, recovered.next_topic_id, state, report, None)
+    load = partial(_load_idle_topic, context, recovered.loaded.positions, report)
+    topics = TopicTable(recovered.topics, recovered.idle, load)
+    context.schedule.load_topic = topics.get
+    return OpenedEngine(context, lock, topics, recovered.next_topic_id, state, report, None)
+
+
+def _load_idle_topic(
+    context: EngineContext, positions: Positions, report: RecoveryReport, entry: TopicEntry
+) -> TopicState:
+    """Load a topic on its first use, with pass 6 for its files."""
+    topic = load_idle_topic(context, entry, positions, report)
+    segments = [part for part in topic.index.parts if isinstance(part, Segment)]
+    for part in segments:
+        _repair_segment(context.disk, part, report)
+    if segments:
+        named = {(part.base, part.generation) for part in segments}
+        _sweep_directory(context.disk, context.root, f"{topic.id:08X}", named, report)
+    if topic.config.type == "queue":
+        context.queue_topics.add(topic)
+    with topic.lock:
+        topic.schedule_maintenance()
+    return topic
 
 
 def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: RecoveryReport) -> None:
@@ -260,12 +285,11 @@ def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: 
     for group in recovered.groups:
         directory = paths.shard_directory(wal, group.key)
         report.quarantined += prepare_for_writing(disk, directory, group.replay, quarantine=join(root, QUARANTINE_DIR))
-    live = {topic.id: topic for topic in recovered.topics.values()}
-    for topic in live.values():
+    for topic in recovered.topics.values():
         for part in topic.index.parts:
             if isinstance(part, Segment):
                 _repair_segment(disk, part, report)
-    _remove_unnamed_files(context, live, recovered.loaded, report)
+    _remove_unnamed_files(context, recovered, report)
 
 
 def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
@@ -286,45 +310,52 @@ def _repair_segment(disk: Disk, part: Segment, report: RecoveryReport) -> None:
     part.unmap()
 
 
-def _remove_unnamed_files(
-    context: EngineContext, live: dict[int, TopicState], loaded: LoadedManifest, report: RecoveryReport
-) -> None:
-    """Remove segment files that neither of the two newest manifests names, and blobs that the WAL does not name either.
-    Files with other names stay."""
+def _remove_unnamed_files(context: EngineContext, recovered: RecoveredTopics, report: RecoveryReport) -> None:
+    """Remove segment files that neither of the two newest manifests names, blobs that the WAL does not name either, and
+    directories of topics that are gone. Files with other names stay; those of an idle topic wait for its first use."""
     disk, topics = context.disk, join(context.root, TOPICS_DIR)
-    rows = [*loaded.manifest.topics, *loaded.rows_before()]
-    named = {(row.id, segment.base, segment.generation) for row in rows for segment in row.segments}
+    loaded = recovered.loaded
+    used = {topic.id: topic for topic in recovered.topics.values()}
+    idle = {entry.id for entry in recovered.idle.values()}
+    named: dict[int, set[tuple[int, int]]] = {}
     blobs_in_manifests: dict[int, set[int]] = {}
-    for row in rows:
+    for row in chain((row for topic_id in used if (row := loaded.row(topic_id)) is not None), loaded.rows_before()):
+        named.setdefault(row.id, set()).update((segment.base, segment.generation) for segment in row.segments)
         if row.blobs:
             blobs_in_manifests.setdefault(row.id, set()).update(blobs.ids_of_row(row.blobs))
     for name in disk.list_dir(topics):
         match = _TOPIC_DIR_PATTERN.fullmatch(name)
         if match is None:
             continue
-        directory, topic_id = join(topics, name), int(match[1], 16)
-        if topic_id not in live:
-            remove_topic_files(disk, directory)
+        topic_id = int(match[1], 16)
+        if (topic := used.get(topic_id)) is not None:
+            _sweep_directory(disk, context.root, name, named.get(topic_id, set()), report)
+            named_blobs = {blob_id for _, blob_id in topic.blobs}
+            needed_blobs = blobs_in_manifests.get(topic_id, set())
+            if unneeded := sorted(needed_blobs - named_blobs):
+                topic.dropped_blobs += unneeded  # the next checkpoints remove them
+                context.dirty_topics.add(topic)
+            swept = blobs.sweep(disk, join(topics, name), named_blobs | needed_blobs)
+            report.swept += [f"{TOPICS_DIR}/{name}/{file}" for file in swept]
+        elif topic_id not in idle:
+            remove_topic_files(disk, join(topics, name))
             report.swept.append(f"{TOPICS_DIR}/{name}")
-            continue
-        stale: list[tuple[SegmentFileName, str]] = []
-        for file in disk.list_dir(directory):
-            parsed = parse_file_name(file)
-            if parsed and (parsed.is_temporary or (topic_id, parsed.base, parsed.generation) not in named):
-                stale.append((parsed, file))
-        for _, file in sorted(stale, key=lambda each: SEGMENT_SUFFIXES.index(each[0].suffix)):
-            remove_if_exists(disk, join(directory, file))
-            report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
-        if stale:
-            disk.sync_dir(directory)
-        named_blobs = {blob_id for _, blob_id in live[topic_id].blobs}
-        needed_blobs = blobs_in_manifests.get(topic_id, set())
-        if unneeded := sorted(needed_blobs - named_blobs):
-            live[topic_id].dropped_blobs += unneeded  # the next checkpoints remove them
-            context.dirty_topics.add(live[topic_id])
-        swept = blobs.sweep(disk, directory, named_blobs | needed_blobs)
-        report.swept += [f"{TOPICS_DIR}/{name}/{file}" for file in swept]
     manifest.remove_temporary_files(disk, context.root)
+
+
+def _sweep_directory(disk: Disk, root: str, name: str, named: set[tuple[int, int]], report: RecoveryReport) -> None:
+    """Remove the files of segments (base and generation) that are not named, and temporary ones."""
+    directory = join(join(root, TOPICS_DIR), name)
+    stale: list[tuple[SegmentFileName, str]] = []
+    for file in disk.list_dir(directory):
+        parsed = parse_file_name(file)
+        if parsed and (parsed.is_temporary or (parsed.base, parsed.generation) not in named):
+            stale.append((parsed, file))
+    for _, file in sorted(stale, key=lambda each: SEGMENT_SUFFIXES.index(each[0].suffix)):
+        remove_if_exists(disk, join(directory, file))
+        report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
+    if stale:
+        disk.sync_dir(directory)
 
 
 def remove_topic_files(disk: Disk, directory: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
 import pytest
 from tests.unit.engine.harness import TINY, EngineHarness
 
-from tidelog.engine import TopicConfig
+from tidelog.engine import Engine, TopicConfig
 from tidelog.engine.batch_encoder import Batch
 from tidelog.errors import BadInput, Error, Latched, Throttled
 
@@ -111,7 +112,12 @@ def test_a_checkpoint_beside_a_creation_loses_none(when: str) -> None:
     world.log.checkpoint()
     world.log._checkpoints._next_topic_id = next_id
     world.log.topic("b").append([1, 2])
-    for restart in (lambda: world.crash("none"), lambda: world.restart("kill"), lambda: world.restart("reopen")):
+    restarts: list[Callable[[], Engine]] = [
+        lambda: world.crash("none"),
+        lambda: world.restart("kill"),
+        lambda: world.restart("reopen"),
+    ]
+    for restart in restarts:
         log = restart()
         assert log.names() == ["a", "b", "c"]
         assert log.topic("b").head_seq == 2

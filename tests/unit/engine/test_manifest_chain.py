@@ -23,6 +23,7 @@ from tidelog.engine.manifest import (
     TopicEntry,
     TopicRow,
 )
+from tidelog.engine.routing import manager
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import NewerFormat
 from tidelog.formats import small_files
@@ -266,7 +267,7 @@ def whole_rows(world: EngineHarness) -> dict[str, TopicRow]:
     rows = {}
     for topic in world.log._list_topics():
         with topic.lock:
-            checkpoint.manager.snapshot_forwarder(topic)
+            manager.snapshot_forwarder(topic)
         rows[topic.name] = checkpoint._build_topic_row(topic, final=False)
         topic.forwarder_snapshot = None
     return rows
@@ -289,6 +290,18 @@ def new_world() -> EngineHarness:
     return world
 
 
+def wait(world: EngineHarness, ms: int) -> None:
+    world.clock.tick(ms)
+    world.log.tick()
+
+
+def end_a_lease(world: EngineHarness) -> None:
+    world.log.queue("q").claim("n", lease_ms=100)
+    world.log.checkpoint()
+    world.clock.tick(10_000)
+    world.log.queue("q").claim("n", 3)
+
+
 CHANGES: dict[str, Callable[[EngineHarness], Any]] = {
     "append": lambda world: world.log.topic("f").append(b"x"),
     "append with a key": lambda world: world.log.topic("f").append(b"x", key="k"),
@@ -299,19 +312,14 @@ CHANGES: dict[str, Callable[[EngineHarness], Any]] = {
     "delete ephemeral": lambda world: world.log.topic("e").delete(before_seq=2),
     "configure": lambda world: world.log.topic("f", priority=7),
     "a cap": lambda world: world.log.topic("f", cap_records=2),
-    "expiry": lambda world: (world.clock.tick(5_000), world.log.tick()),
-    "a segment that is old": lambda world: (world.clock.tick(100_000), world.log.tick()),
+    "expiry": lambda world: wait(world, 5_000),
+    "a segment that is old": lambda world: wait(world, 100_000),
     "a group": lambda world: world.log.topic("f").group("g").commit(2),
     "a group with a hold": lambda world: world.log.topic("f").group("g").hold(100),
     "a group of an ephemeral topic": lambda world: world.log.topic("e").group("g").commit(1),
     "a claim": lambda world: world.log.queue("q").claim("n"),
     "an ack": lambda world: [world.log.queue("q").ack("n", job) for job in world.log.queue("q").claim("n")],
-    "a lease that ends": lambda world: (
-        world.log.queue("q").claim("n", lease_ms=100),
-        world.log.checkpoint(),
-        world.clock.tick(10_000),
-        world.log.queue("q").claim("n", 3),
-    ),
+    "a lease that ends": end_a_lease,
     "an ephemeral claim": lambda world: world.log.queue("eq").claim("n"),
     "a copy": lambda world: (world.log.topic("f").append(b"x", tag="copied"), world.log.topic("copies").read(0)),
     "a record that no router copies": lambda world: (

@@ -185,15 +185,14 @@ async def list_topics(context: RequestContext) -> Response:
 def _topic_rows(
     engine: Engine, prefix: str, after: str, size: int, owns: Callable[[str], bool], touch: bool
 ) -> tuple[list[responses.TopicRow], bool]:
-    names = [name for name in engine.names() if name.startswith(prefix) and name > after and owns(name)]
+    names = list(islice((name for name in engine.iter_names(prefix, after) if owns(name)), size + 1))
     rows = []
     for name in names[:size]:
-        topic = engine.find(name)
-        if topic is None:
-            continue  # dropped meanwhile
-        if touch:
+        if touch and (topic := engine.find(name)) is not None:
             topic_operations(topic).record_access(read=False)
-        state = topic.state()
+        state = engine.topic_info(name)
+        if state is None:
+            continue  # dropped meanwhile
         rows.append(
             responses.TopicRow(
                 name,

@@ -1,0 +1,215 @@
+"""Topics that nothing has used since an open: kept as rows, loaded on first use, and the same for every caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.engine.harness import TINY, EngineHarness, datas, read_topic
+
+from tidelog.engine import Engine, manifest, recovery
+from tidelog.errors import TopicNotFound
+from tidelog.testing import SimDisk
+
+COUNT = 12
+
+
+@pytest.fixture(autouse=True)
+def _any_topic_may_be_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "IDLE_TOPICS_MIN", 0)
+
+
+def idle_names(log: Engine) -> set[str]:
+    return set(log._topics._idle)
+
+
+def filled(**settings: Any) -> EngineHarness:
+    world = EngineHarness(**{**TINY, **settings})
+    for number in range(COUNT):
+        topic = world.log.topic(f"t{number:02d}", durability=("fsync", "disk", "memory")[number % 3])
+        topic.append([number, number + 1, number + 2, number + 3, number + 4], tag="x")
+        if number % 4 == 1:
+            topic.delete(seqs=[2])
+        if number % 4 == 2:
+            topic.delete(before_seq=3)
+    return world
+
+
+def contents(log: Engine) -> dict[str, Any]:
+    return {name: read_topic(log.topic(name, create=False)) for name in log.names()}
+
+
+def test_topics_are_idle_until_they_are_used_and_read_as_before() -> None:
+    world = filled()
+    before, states = contents(world.log), world.log.topics()
+    log = world.restart("reopen")
+    assert idle_names(log) == {state.topic for state in states}
+    assert [
+        (each.topic, each.head_seq, each.earliest_seq, each.evict_floor, each.count, each.bytes, each.config)
+        for each in log.topics()
+    ] == [
+        (each.topic, each.head_seq, each.earliest_seq, each.evict_floor, each.count, each.bytes, each.config)
+        for each in states
+    ]
+    assert len(idle_names(log)) == COUNT, "a listing loads none"
+    assert log._context.quota.used == world.log._context.quota.used == sum(each.bytes for each in states)
+    assert contents(log) == before
+    assert idle_names(log) == set()
+    assert log._context.quota.used == sum(each.bytes for each in states)
+
+
+def test_a_crash_leaves_topics_without_frames_idle() -> None:
+    world = filled()
+    world.restart("reopen")
+    world.log.topic("t03").append(b"later")
+    before = contents(world.crash("none"))
+    log = world.restart("kill")
+    assert "t03" not in idle_names(log)
+    assert len(idle_names(log)) >= COUNT - 2
+    assert contents(log) == before
+    assert log.topic("t03").append(b"again").first_seq > 6
+
+
+def test_seqs_that_a_close_gave_back_are_used_although_the_row_is_older() -> None:
+    """Class `disk` reserves seqs ahead; its row is not written again by the close, nor by later manifests."""
+    world = EngineHarness(**TINY)
+    world.log.topic("d", durability="disk").append([1, 2])
+    world.log.checkpoint()
+    world.restart("reopen")
+    world.log.topic("other", durability="fsync").append(1)
+    world.log.checkpoint()
+    log = world.restart("kill")
+    assert log.report.padded == {}
+    assert log.topic("d").append(3).first_seq == 3
+
+
+def test_a_checkpoint_and_a_close_load_no_topic() -> None:
+    world = filled()
+    log = world.restart("reopen")
+    log.topic("t01").append(b"x")
+    log.checkpoint()
+    assert len(idle_names(log)) == COUNT - 1
+    log = world.restart("reopen")
+    assert len(idle_names(log)) == COUNT
+    assert len(manifest.load_newest(world.disk, "data").topics) >= COUNT
+
+
+@pytest.mark.parametrize("restart", ["reopen", "kill"])
+def test_idle_topics_are_dropped_created_again_and_configured(restart: Any) -> None:
+    world = filled()
+    log = world.restart("reopen")
+    assert log.drop("t05")
+    assert log.find("t05") is None
+    with pytest.raises(TopicNotFound):
+        log.topic("t05", create=False)
+    assert log.topic("t05").append("new").first_seq == 1
+    assert log.topic("t06", cap_records=2).count == 2
+    ids = [topic.id for topic in log.topics()]
+    assert len(set(ids)) == len(ids)
+    log = world.restart(restart)
+    assert datas(log.topic("t05")) == ["new"]
+    assert log.topic("t06").count == 2
+    assert log.names() == [f"t{number:02d}" for number in range(COUNT)]
+
+
+def test_names_come_in_pages() -> None:
+    world = filled()
+    log = world.restart("reopen")
+    log.topic("t001")
+    log.drop("t02")
+    names = log.names()
+    assert names == sorted(names)
+    assert "t001" in names
+    assert "t02" not in names
+    paged: list[str] = []
+    while page := log.topics("t0", after=paged[-1] if paged else "", limit=3):
+        assert len(page) <= 3
+        paged += [state.topic for state in page]
+    assert paged == [name for name in names if name.startswith("t0")]
+    assert list(log.iter_names("t1", "t10")) == ["t11"]
+    assert log.topics("nothing") == []
+
+
+@pytest.mark.parametrize("suffix", [".data", ".idx", ".foot"])
+def test_a_lost_file_of_an_idle_topic_is_reported_at_open(suffix: str) -> None:
+    world = filled()
+    world.log.close()
+    disk = world.disk.reboot()
+    path = next(path for path in disk.tree() if path.endswith(f"topics/00000004/seg-0000000000000001{suffix}"))
+    disk.remove(path)
+    log = world.open(disk)
+    assert bool(log.report.damage) is (suffix == ".data")
+    assert ("t03" in idle_names(log)) is (suffix == ".foot")
+    assert len(idle_names(log)) >= COUNT - 1
+
+
+def test_leftovers_of_an_idle_topic_are_removed_on_its_first_use() -> None:
+    world = filled()
+    world.log.close()
+    disk = world.disk.reboot()
+    left = "data/topics/00000004/seg-0000000000000099.data"
+    disk.write_file(left, b"left over")
+    disk.write_file("data/topics/000000FF/seg-0000000000000001.data", b"of no topic")
+    log = world.open(disk)
+    assert disk.stat("data/topics/000000FF") is None
+    assert disk.stat(left) is not None
+    assert datas(log.topic("t03")) == [3, 4, 5, 6, 7]
+    assert disk.stat(left) is None
+    assert any(path.endswith("0099.data") for path in log.report.swept)
+
+
+def test_an_idle_topic_is_loaded_when_its_records_expire_or_its_segment_is_old() -> None:
+    world = EngineHarness(**TINY, segment_age_ms_max=60_000)
+    world.log.topic("ttl", durability="fsync", ttl_ms=1_000).append([1, 2])
+    world.log.topic("old", durability="fsync").append([1, 2])
+    world.log.topic("queue", type="queue", durability="fsync").append([1])
+    log = world.restart("reopen")
+    assert idle_names(log) == {"ttl", "old", "queue"}
+    world.clock.tick(500)
+    log.tick()
+    assert idle_names(log) == {"ttl", "old", "queue"}
+    world.clock.tick(1_000)
+    log.tick()
+    assert idle_names(log) == {"old", "queue"}
+    assert (log.topic("ttl").count, log.gaps("ttl")[0].cause) == (0, "ttl")
+    world.clock.tick(60_000)
+    log.tick()
+    assert idle_names(log) == set()
+    log.checkpoint()
+    rows = {row.name: row for row in manifest.load_newest(world.disk, "data").manifest.topics}
+    assert rows["old"].segments[0].sealed
+
+
+def test_topics_with_groups_routers_or_losses_are_not_idle() -> None:
+    world = filled()
+    world.log.topic("t00").group("g").commit(1)
+    world.log.router("r", "t01", "copies")
+    world.log.topic("e", durability="ephemeral").append(1)
+    log = world.restart("reopen")
+    assert idle_names(log) == {f"t{number:02d}" for number in range(2, COUNT)}
+    assert [name for name, _ in log.groups_cached(10)] == ["t00"]
+    assert log.find_router("r") is not None
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_power_cut_during_first_uses_loses_nothing(cut: int) -> None:
+    world = filled()
+    world.restart("reopen")
+    disk: SimDisk = world.disk
+    before = contents(world.open(disk.reboot()))
+    images: list[SimDisk] = []
+    disk.on_op = lambda number: (
+        images.extend(image.disk for image in disk.images(limit=2)) if number % 6 == cut else None
+    )
+    for number in range(COUNT):
+        world.log.topic(f"t{number:02d}").append(b"more", tag="y")
+        if number % 5 == 4:
+            world.log.checkpoint()
+    disk.on_op = None
+    assert images
+    for image in images[:: max(len(images) // 12, 1)]:
+        log = world.open(image)
+        assert log.report.damage == []
+        found = contents(log)
+        for name, was in before.items():
+            assert [record for record in found[name].records if record.tag == "x"] == was.records, name
