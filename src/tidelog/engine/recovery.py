@@ -47,13 +47,13 @@ from tidelog.engine import blobs, compaction, delete, groups, idempotency, manif
 from tidelog.engine import groups as cursors
 from tidelog.engine.blobs import BlobTable
 from tidelog.engine.config import OWN, TopicConfig
-from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Removal, RemovalCause
-from tidelog.engine.manifest import LoadedManifest, Manifest, Positions, SegmentRow, TopicEntry, TopicRow
+from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Removal, RemovalCause, topic_directory
+from tidelog.engine.manifest import LoadedManifest, Manifest, Positions, TopicEntry, TopicRow
 from tidelog.engine.queues.leases import QueueSnapshot
 from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
 from tidelog.engine.routing import manager
-from tidelog.engine.segment import Segment
+from tidelog.engine.segment import Segment, format_file_name
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, CompactionProgress, TopicState
 from tidelog.errors import Corrupt, Damaged
@@ -717,11 +717,11 @@ def _find_idle_topics(
             return {}, loaded.manifest  # two topics of one name: reported by the ordinary way
         if entry.id in needed or entry.records < 0 or entry.routers or entry.name.startswith(OWN):
             continue
-        row = loaded.row(entry.id)
-        assert row is not None, "it is one of the entries"
+        row = entry.decode()
         config = TopicConfig.from_json(row.config)
-        is_plain = row.reserved <= row.head and config.durability != "ephemeral" and not row.consumers and not row.blobs
-        if is_plain and all(_has_exact_files(context, row.id, segment) for segment in row.segments):
+        is_reserved = row.reserved > row.head and entry.number > loaded.positions.closed
+        is_plain = not is_reserved and config.durability != "ephemeral" and not row.consumers and not row.blobs
+        if is_plain and _has_exact_files(context, row):
             idle[entry.name] = entry
             due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)
             due += [] if due_ms is None else [(due_ms, row.id, row.name)]
@@ -731,15 +731,12 @@ def _find_idle_topics(
     return idle, manifest.build_manifest(used, loaded.positions)
 
 
-def _has_exact_files(context: EngineContext, topic_id: int, row: SegmentRow) -> bool:
-    """Whether the files of a segment are as long as the manifest says."""
-    if row.unproven:
-        return False
-    files = context.segment_files(topic_id)
-    sizes = ((".data", row.size), (".idx", (row.stop - row.base) * segment_index.ENTRY_BYTES))
-    for suffix, size in sizes:
-        stat = context.disk.stat(files.path(row.base, row.generation, suffix))
-        if stat is None or stat.size != size:
+def _has_exact_files(context: EngineContext, row: TopicRow) -> bool:
+    """Whether the data files of a topic are as long as the manifest says. A lost index is rebuilt on first use."""
+    directory, stat_file = topic_directory(context.root, row.id), context.disk.stat
+    for segment in row.segments:
+        stat = stat_file(join(directory, format_file_name(segment.base, segment.generation, ".data")))
+        if stat is None or stat.size != segment.size or segment.unproven:
             return False
     return True
 
