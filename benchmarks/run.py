@@ -48,6 +48,7 @@ _MODULES = {
     "topics-read": "topics.bench_read",
     "topics-recovery": "topics.bench_recovery",
     "topics-growth": "topics.bench_growth",
+    "topics-many": "topics.bench_topics",
     "topics-deletes": "topics.bench_deletes",
     "topics-large": "topics.bench_large",
     "topics-backup": "topics.bench_backup",

@@ -25,7 +25,17 @@ from numpy.typing import NDArray
 from tests.frames import FrameReader, encode_batch, record_kinds
 
 from tidelog.engine.key_index import encode_key_index
-from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
+from tidelog.engine.manifest import (
+    Base,
+    Change,
+    Delta,
+    GroupRow,
+    Manifest,
+    Positions,
+    SegmentRow,
+    TopicEntry,
+    TopicRow,
+)
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import (
     batch,
@@ -49,6 +59,11 @@ MANIFEST: list[dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text
 GOLDEN = {row["name"]: bytes.fromhex("".join((FOLDER / f"{row['name']}.hex").read_text().split())) for row in MANIFEST}
 
 
+POSITIONS = Positions((GroupRow("shard-00", 2, 640),), 12, (), (), 8)
+ENTRY = TopicEntry(7, "events", 3, 42, b"the row of 7", (), 9)
+BASE = Base(9, 0x1122334455667788, POSITIONS, (ENTRY,))
+CHANGE = Change(10, 0x1122334455667788, POSITIONS, (ENTRY,), (5,))
+DELTA = Delta(msgspec.msgpack.encode(CHANGE), b"the change before")
 REWRITTEN_SEGMENT = SegmentRow(1, 10, 300, 3, 42, TS, TS + 8, True, generation=2, removed=6)
 REWRITTEN = Manifest(
     (TopicRow(7, "events", b"{}", 9, 9, 1, 0, 0, TS + 8, (REWRITTEN_SEGMENT,)),),
@@ -486,6 +501,16 @@ VECTORS: dict[str, Vector] = {
         REWRITTEN,
         lambda: small_files.encode_snapshot(REWRITTEN, version=101),
         lambda buf: small_files.decode_snapshot(Manifest, buf),
+    ),
+    "manifest_base": Vector(
+        BASE,
+        lambda: small_files.wrap_snapshot(msgspec.msgpack.encode(BASE), version=102),
+        lambda buf: small_files.decode_msgpack(Base, small_files.unwrap_snapshot(buf, version=102), "base"),
+    ),
+    "manifest_delta": Vector(
+        DELTA,
+        lambda: small_files.wrap_snapshot(msgspec.msgpack.encode(DELTA), version=102),
+        lambda buf: small_files.decode_msgpack(Delta, small_files.unwrap_snapshot(buf, version=102), "delta"),
     ),
     "snapshot_header": Vector(
         b"\x00",

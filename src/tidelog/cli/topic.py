@@ -73,7 +73,7 @@ DURABILITY_MEANING = {
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a topic."""
     with open_for_reading(args.dir, screen) as log:
-        states = log.topics(args.prefix)
+        states = log.topics(args.prefix, after=args.after, limit=args.limit)
     total = sum(state.count for state in states)
     screen.print_result(
         {"path": args.dir, "topics": [state_fields(state) for state in states]},
@@ -769,6 +769,8 @@ def _add_lists(subcommands: Commands) -> None:
         examples="tidelog topic ls data\ntidelog topic ls data --prefix orders. --json",
     )
     parser.add_argument("--prefix", default="", metavar="P", help="only topics whose name begins so")
+    parser.add_argument("--after", default="", metavar="NAME", help="only topics whose name comes after this one")
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="at most so many topics")
     add_command(
         subcommands,
         "show",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, overload
 from urllib.parse import quote, urlencode
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from tidelog import database
 from tidelog.addresses import Location
-from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
+from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX, encode_page_cursor
 from tidelog.channels import OPERATOR, Ack, ChannelConfig, ChannelInfo, HistoryPage, Message, Operator
 from tidelog.client.http import Client, topic_path
 from tidelog.database import Database
@@ -90,13 +91,15 @@ class RemoteDatabase:
             present.pop("durable", None)  # follows `durability`
             self._client.put(topic_path(name), {**present, **config})
 
-    def topics(self, prefix: str = "") -> list[TopicInfo]:
-        """Return the state of all topics, by name."""
-        pages = self._pages("/v0/topics", f"&prefix={quote(prefix, safe='')}")
-        return [RemoteTopic(self._client, row["topic"]).state() for page in pages for row in page["topics"]]
+    def topics(self, prefix: str = "", *, after: str = "", limit: int | None = None) -> list[TopicInfo]:
+        """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most
+        `limit`."""
+        cursor = encode_page_cursor(after) if after else ""
+        pages = self._pages("/v0/topics", f"&prefix={quote(prefix, safe='')}", cursor)
+        rows = islice((row for page in pages for row in page["topics"]), limit)
+        return [RemoteTopic(self._client, row["topic"]).state() for row in rows]
 
-    def _pages(self, path: str, query: str = "") -> Iterator[dict[str, Any]]:
-        cursor = ""
+    def _pages(self, path: str, query: str = "", cursor: str = "") -> Iterator[dict[str, Any]]:
         while True:
             page = self._client.get(f"{path}?page_size={_PAGE_ROWS}&cursor={cursor}{query}")
             yield page

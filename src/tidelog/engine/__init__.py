@@ -12,6 +12,7 @@ and `large_read` reads them, `blobs` knows which are needed.
 
     copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
 
+`topic_table.py` has the topics by name and loads idle ones on first use; `manifest.py` keeps their rows on disk.
 `queues/` adds jobs and leases to a topic, `routing/` copies records between topics. Read `topic_state.py` first.
 """
 

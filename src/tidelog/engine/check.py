@@ -1,6 +1,6 @@
 """Verify every file in a data directory against its checksums and the snapshot. Changes nothing.
 
-    meta/snapshot.*      its checksum, and its consistency
+    meta/*               its checksum, and its consistency
     wal/                 every frame of every file; torn tails and damage as recovery distinguishes them
     topics/  .data       every frame, the footer's checksums, the length and the seqs in the snapshot
              .idx        byte for byte what the data gives

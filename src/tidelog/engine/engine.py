@@ -20,6 +20,7 @@ from tidelog.disk.process import defer_signals_in
 from tidelog.engine import append, groups, read, retention, startup
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
+from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.compaction import COMPACTION_TASK, Compactor
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX, CompactionStats, EngineContext
@@ -278,6 +279,8 @@ class Engine:
         """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most `limit`.
         Internal topics are included if `prefix` starts with theirs."""
         self._check_open()
+        if limit is not None:
+            check_int("limit", limit, 1, frame.SEQ_MAX)
         names = self._topics.names(prefix, after) if prefix.startswith(OWN) else self.iter_names(prefix, after)
         states: list[TopicInfo] = []
         while (limit is None or len(states) < limit) and (name := next(names, None)) is not None:

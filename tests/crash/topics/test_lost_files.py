@@ -144,6 +144,14 @@ def test_some_pairs_of_lost_files_are_reported_refused_or_harmless(state: str, s
     judge_all(base, sampled_pairs(base, state, shards), shards, record_count)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("state", "shards"), [("killed", 1), ("closed twice", 2)])
+def test_every_pair_of_lost_files_of_manifests(state: str, shards: int, record_count: Tell) -> None:
+    """Bases and deltas: a manifest with a hole is never used."""
+    base = directory_in(state, shards)
+    judge_all(base, (pair for pair in pairs(base) if all("/meta/" in path for path in pair)), shards, record_count)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("state", STATES)

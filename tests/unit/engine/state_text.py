@@ -140,7 +140,7 @@ def describe_engine(log: Engine) -> Iterator[str]:
     )
     if not (health := log.health()).ok:
         yield f"health: {health}"
-    for topic in sorted(log._topics.values(), key=lambda topic: topic.id):
+    for topic in sorted(log._topics.resident(), key=lambda topic: topic.id):
         yield from describe_topic(topic)
 
 

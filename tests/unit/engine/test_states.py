@@ -599,7 +599,7 @@ def torn_tails() -> Recorder:
         run.text += [
             f"{name}: head={topic.index.head} batches={topic.producers.batches} "
             f"keys={topic.producers.keys.persistent_keys()}"
-            for name, topic in log._topics.items()
+            for name, topic in ((topic.name, topic) for topic in log._topics.resident())
         ]
         run.text.append(f"frames={log.report.frames} cut={len(log.report.cut)} {log.report.damage}")
         run.text.append(f"routers={log.routers()}")
