@@ -239,7 +239,7 @@ class DirectoryCheck:
         counts = [topic.index.count for topic in opened.topics.resident() if not topic.name.startswith(OWN)]
         self.topics, self.records = len(counts), sum(counts)
         findings = [Finding("start", ".", None, reason) for reason in opened.report.damage]
-        for topic in opened.topics.values():
+        for topic in opened.topics.resident():
             findings += [each._replace(file=_relative(self._root, each.file)) for each in _check_wal_blobs(topic)]
             findings += self._find_blob_leftovers(topic)
         return findings

@@ -721,7 +721,7 @@ def _find_idle_topics(
         config = TopicConfig.from_json(row.config)
         is_reserved = row.reserved > row.head and entry.number > loaded.positions.closed
         is_plain = not is_reserved and config.durability != "ephemeral" and not row.consumers and not row.blobs
-        if is_plain and _has_exact_files(context, row):
+        if is_plain and not _has_dead_bytes(row) and _has_exact_files(context, row):
             idle[entry.name] = entry
             due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)
             due += [] if due_ms is None else [(due_ms, row.id, row.name)]
@@ -807,9 +807,16 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live_records for part in live), sum(part.live_bytes for part in live)
     topic.quota.acquire_unchecked(index.bytes)
-    if any(segment.sealed and segment.stop - segment.base - segment.live > segment.removed for segment in row.segments):
+    if _has_dead_bytes(row):
         context.topics_to_rewrite.add(topic)
     return topic
+
+
+def _has_dead_bytes(row: TopicRow) -> bool:
+    """Whether sealed segments hold deleted records that no rewrite has removed."""
+    return any(
+        segment.sealed and segment.stop - segment.base - segment.live > segment.removed for segment in row.segments
+    )
 
 
 def _check_segment_files(disk: Disk, part: Segment) -> list[str]:

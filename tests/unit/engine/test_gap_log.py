@@ -265,7 +265,7 @@ def lossy() -> tuple[SimDisk, ManualClock]:
     topic.append(b"3")
     world.log.checkpoint()
     disk = world.disk.reboot()
-    disk.remove(f"{PATH}/meta/snapshot.0002.bin")
+    disk.remove(f"{PATH}/meta/delta.0002.bin")
     (name,) = [path for path in disk.tree() if path.endswith(".log")]
     at = disk.read_file(name).index(b"2" * 50)
     disk.flip_bit(name, at, 3)
