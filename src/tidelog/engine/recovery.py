@@ -720,7 +720,8 @@ def _find_idle_topics(
         row = entry.decode()
         config = TopicConfig.from_json(row.config)
         is_reserved = row.reserved > row.head and entry.number > loaded.positions.closed
-        is_plain = not is_reserved and config.durability != "ephemeral" and not row.consumers and not row.blobs
+        has_work = is_reserved or bool(row.consumers) or bool(row.blobs) or config.compaction is not None
+        is_plain = not has_work and config.durability != "ephemeral"
         if is_plain and not _has_dead_bytes(row) and _has_exact_files(context, row):
             idle[entry.name] = entry
             due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)

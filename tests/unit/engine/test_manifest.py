@@ -53,7 +53,14 @@ def test_a_row_of_the_first_version_reads_with_what_it_meant_then() -> None:
     later = msgspec.structs.asdict(found)
     for name in TopicRow.__struct_fields__[: len(TOPIC)]:
         del later[name]
-    expected = {"queue": None, "fed": None, "source_mark": 0, "guarded": False, "removals": 0, "wired": 0}
+    expected: dict[str, object] = {
+        "queue": None,
+        "fed": None,
+        "source_mark": 0,
+        "guarded": False,
+        "removals": 0,
+        "wired": 0,
+    }
     expected |= {"blobs": b"", "epoch": 0, "compaction": None}
     assert {name: value for name, value in later.items() if value != ()} == expected
 
