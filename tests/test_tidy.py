@@ -414,6 +414,7 @@ EXCUSES = (
     Excuse("engine/routing/manager.py", "a wait", "the thread that passes records on sleeps until there are some"),
     Excuse("channels/channel_state.py", "a wait", "a subscriber waits for a message, and is woken by its publisher"),
     Excuse("channels/manager.py", "a wait", "who ends a channel waits until nobody reads or commits in it"),
+    Excuse("engine/backup.py", "a wait", "a backup that has a rate pauses between two reads", ("threading.Event",)),
     Excuse("engine/backup.py", "chance", "ids of databases and of backups must differ; tests pass their own"),
     Excuse(
         "engine/restore.py", "chance", "two restores of one backup must have different epochs; tests pass their own"

@@ -170,6 +170,7 @@ class Database:
         incremental: bool = False,
         link: bool = True,
         accept_damage: bool = False,
+        rate_bytes_per_s: int | None = None,
         progress: Progress = no_progress,
     ) -> BackupInfo:
         """Back up topics, queues, routers, groups, the gap log and channels while they are in use.
@@ -182,6 +183,7 @@ class Database:
             incremental: read and store only what changed since the newest backup of the target.
             link: link files that never change, instead of copying them, if the target is on the same file system.
             accept_damage: back up files that do not verify, and name them in the result, instead of raising Corrupt.
+            rate_bytes_per_s: read no more than this, so that writers have the rest of the disk.
             progress: called as `progress(name, done, total)`, in bytes.
         """
         return create_backup(
@@ -190,6 +192,7 @@ class Database:
             incremental=incremental,
             link=link,
             accept_damage=accept_damage,
+            rate_bytes_per_s=rate_bytes_per_s,
             progress=progress,
             list_channels=self._channels.list_files,
         )

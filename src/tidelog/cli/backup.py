@@ -21,6 +21,7 @@ from tidelog.cli.command import (
     parse_count,
     parse_moment_us,
     parse_positive,
+    parse_positive_size,
 )
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
 from tidelog.cli.target import open_for_writing
@@ -67,6 +68,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--incremental", action="store_true", help="store only what changed since the newest backup")
     parser.add_argument("--copy", action="store_true", help="copy every file, also where it could be linked")
     parser.add_argument("--accept-damage", action="store_true", help="also back up files that do not verify")
+    parser.add_argument(
+        "--rate",
+        type=parse_positive_size,
+        metavar="SIZE",
+        help="bytes a second, as 50m; not with --server",
+    )
     add_server_options(parser, "database")
     parser = add_command(
         verbs,
@@ -157,12 +164,14 @@ def create(args: Namespace, screen: Screen) -> int:
         raise BadInput(f"this takes {form}, not {' '.join(args.places)!r:.200}; nothing was done")
     target = args.places[-1]
     if args.server:
+        if args.rate:
+            raise BadInput("--rate is for a directory; nothing was done, leave it out")
         with RemoteDatabase(Client(args.server, key=args.key, timeout_s=_SERVER_TIMEOUT_S)) as remote:
             fields: dict[str, Any] = remote.backup(target, **options)["backup"]
     else:
         if args.key:
             raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
-        fields = _create_here(args.places[0], target, options, screen)
+        fields = _create_here(args.places[0], target, {**options, "rate_bytes_per_s": args.rate}, screen)
     screen.print_result({"target": target, **fields})
     if not screen.json:
         print(
@@ -174,7 +183,7 @@ def create(args: Namespace, screen: Screen) -> int:
     return 1 if fields["damaged"] else 0
 
 
-def _create_here(directory: str, target: str, options: dict[str, bool], screen: Screen) -> dict[str, Any]:
+def _create_here(directory: str, target: str, options: dict[str, Any], screen: Screen) -> dict[str, Any]:
     try:
         with open_for_writing(directory, screen) as database, _progress(screen, f"backing up {directory}") as bar:
             return database.backup(target, progress=bar, **options)._asdict()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import token_bytes
+from threading import Event
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -72,9 +73,11 @@ def create_backup(
     incremental: bool = False,
     link: bool = True,
     accept_damage: bool = False,
+    rate_bytes_per_s: int | None = None,
     progress: Progress = no_progress,
     list_channels: Callable[[], Iterator[list[SourceFile]]] = lambda: iter(()),
     random_bytes: Callable[[int], bytes] = token_bytes,
+    pause: Callable[[float], object] | None = None,
 ) -> BackupInfo:
     """Back up a running engine. When it raises, the target has no new backup and the engine is as before.
 
@@ -82,9 +85,12 @@ def create_backup(
         incremental: read and store only what changed since the newest backup of the target.
         link: link files that never change where engine and target share a file system, instead of copying them.
         accept_damage: back up files that do not verify, and name them in the result; otherwise Corrupt is raised.
+        rate_bytes_per_s: read no more than this, so that writers have the rest of the disk; None: as fast as it goes.
         list_channels: yields the files of one channel at a time, after the snapshot of the topics was taken.
     """
     context = engine.context
+    if rate_bytes_per_s is not None and rate_bytes_per_s < 1:
+        raise BadInput(f"a rate is at least one byte a second, not {rate_bytes_per_s}; nothing was done")
     target = BackupTarget.open(address, context.disk)
     _check_target_outside(context, target)
     with engine.exclusive_backup():
@@ -95,9 +101,9 @@ def create_backup(
                 f"{target.store.address} holds backups of another database ({known}, this one is {database_id}); "
                 "nothing was changed, choose another directory or prefix"
             )
-        return _Creation(engine, target, database_id, link, accept_damage, progress, random_bytes).run(
-            incremental, list_channels
-        )
+        pace = _Pace(context, rate_bytes_per_s, pause or Event().wait)
+        creation = _Creation(engine, target, database_id, link, accept_damage, progress, random_bytes, pace)
+        return creation.run(incremental, list_channels)
 
 
 def _check_target_outside(context: EngineContext, target: BackupTarget) -> None:
@@ -121,6 +127,23 @@ def load_database_id(context: EngineContext, random_bytes: Callable[[int], bytes
     return database_id
 
 
+class _Pace:
+    """Keeps the copying at a rate."""
+
+    def __init__(self, context: EngineContext, rate: int | None, pause: Callable[[float], object]) -> None:
+        self._now_us, self._rate, self._pause = context.clock.monotonic_us, rate, pause
+        self._started_us, self._bytes = self._now_us(), 0
+
+    def wait_after(self, size: int) -> None:
+        """Wait until as much time has passed as the bytes so far take at the rate."""
+        if self._rate is None:
+            return
+        self._bytes += size
+        ahead_us = self._bytes * 1_000_000 // self._rate - (self._now_us() - self._started_us)
+        if ahead_us > 0:
+            self._pause(ahead_us / 1_000_000)
+
+
 class _Creation:
     """One backup that is being made."""
 
@@ -133,7 +156,9 @@ class _Creation:
         accept_damage: bool,
         progress: Progress,
         random_bytes: Callable[[int], bytes],
+        pace: _Pace,
     ) -> None:
+        self._pace = pace
         self._engine, self._target, self._store, self._database_id = engine, target, target.store, database_id
         self._link, self._accept_damage, self._progress, self._random_bytes = (
             link,
@@ -411,6 +436,7 @@ class _Creation:
         if context.closed:
             raise context.closed_error("no backup was made")
         self._done += size
+        self._pace.wait_after(size)
         self._progress(COPYING, min(self._done, self._total), self._total)
 
     def _report_damage(self, path: str, pos: int, reason: str) -> None:

@@ -464,3 +464,18 @@ def test_create_backup_reports_progress(db: tidelog.Database) -> None:
     create_backup(engine_of(db), TARGET, progress=lambda *step: seen.append(step))
     assert seen
     assert seen[-1][1] == seen[-1][2]
+
+
+def test_a_backup_keeps_to_its_rate(disk: SimDisk) -> None:
+    clock, pauses = ManualClock(), list[float]()
+    db = tidelog.open("data", disk=disk, clock=clock, threads=False, **TINY)
+    db.topic("orders", durability="fsync").append([b"x" * 500] * 20)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        clock.tick(round(seconds * 1000) + 1)
+
+    made = create_backup(engine_of(db), TARGET, rate_bytes_per_s=1000, pause=pause)
+    assert made.bytes / 1000 * 0.9 <= sum(pauses) <= made.bytes / 1000 * 1.1 + 1
+    with pytest.raises(BadInput, match="rate"):
+        db.backup(TARGET, rate_bytes_per_s=0)
