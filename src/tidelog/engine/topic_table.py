@@ -122,7 +122,7 @@ def _describe(entry: TopicEntry, row: TopicRow) -> TopicInfo:
     return TopicInfo(
         row.name,
         row.id,
-        row.id,
+        row.epoch or row.id,
         row.head,
         row.earliest,
         floor,
