@@ -12,7 +12,7 @@ is the last one taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from threading import Lock
@@ -33,6 +33,7 @@ from tidelog.wal.writer import DiskReserve
 
 if TYPE_CHECKING:
     from tidelog.engine.batch_encoder import ArrowBatch, Batch
+    from tidelog.engine.erase import EraseLocation
     from tidelog.engine.gap_log import GapLog
     from tidelog.engine.queues.history import HistoryWriter
     from tidelog.engine.rewrite import Rewriter
@@ -45,7 +46,9 @@ WAL_DIR = "wal"
 HISTORY_TOPIC_PREFIX = "_tidelog.history."  # and the name of the queue
 MAINTENANCE_STEP_MS: Final = 1_000  # between two maintenance runs of a topic: each may cost a sync
 MAINTENANCE_RETRY_MS: Final = 10_000  # after a failure, or while a group holds records back
-RemovalCause: TypeAlias = Literal["cap", "ttl", "hold_exceeded", "delete", "compaction", "drop", "source_trim", "lost"]
+RemovalCause: TypeAlias = Literal[
+    "cap", "ttl", "hold_exceeded", "delete", "compaction", "drop", "source_trim", "lost", "erase"
+]
 EVICTION_CAUSES: Final = frozenset(("cap", "ttl", "hold_exceeded"))
 _MERGED_CAUSES: Final = frozenset((*EVICTION_CAUSES, "source_trim"))
 _PENDING_MAX: Final = 100_000  # above it, ranges are merged per topic and cause
@@ -322,6 +325,12 @@ class TopicRegistry(Protocol):
         """Rewrite the segments of a topic; return a `RewriteResult`."""
         ...
 
+    def erase(
+        self, name: str, *, match: object = None, seqs: Sequence[int] | None = None, actor: str | None = None
+    ) -> Any:
+        """Erase records of a topic; return an `ErasureReceipt`."""
+        ...
+
 
 @dataclass(slots=True)
 class EngineContext:
@@ -350,6 +359,7 @@ class EngineContext:
         default_factory=set
     )  # topics whose floor the next interval sync makes durable
     reload_topics: Callable[[], TopicTable] | None = None  # of a read-only engine: load the topics from disk again
+    erase_locations: list[EraseLocation] = field(default_factory=list)  # places beside the directory
     rewriter: Rewriter | None = None  # set by the engine where it writes
     topics_to_rewrite: set[TopicState] = field(default_factory=set)  # with new deletions in sealed segments
     is_replaying: bool = False  # WAL frames are being applied; the state is incomplete

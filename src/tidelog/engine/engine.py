@@ -14,6 +14,8 @@ from threading import Lock
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import msgspec
+
 from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.process import defer_signals_in
@@ -25,6 +27,8 @@ from tidelog.engine.compaction import COMPACTION_TASK, Compactor
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX, CompactionStats, EngineContext
 from tidelog.engine.delete import parse_tag_match
+from tidelog.engine.erase import ChainCheck, Eraser, ErasureReceipt, verify_chain
+from tidelog.engine.erase import Progress as EraseProgress
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries, GapLog
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import Corruption, HealthState
@@ -143,6 +147,7 @@ class Engine:
         if self._context.shards:
             self._context.rewriter = self._rewriter
         self._context.enable_large_records = self._checkpoints.enable_large_records
+        self._eraser = Eraser(self._context, self._rewriter, self.checkpoint, Lock())
         for topic in self._topics.resident() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()
@@ -729,6 +734,33 @@ class Engine:
             self.checkpoint()  # removes the old ones
         return result
 
+    def erase(
+        self,
+        name: str,
+        *,
+        match: object = None,
+        seqs: Sequence[int] | None = None,
+        actor: str | None = None,
+        progress: EraseProgress = lambda *_: None,
+    ) -> ErasureReceipt:
+        """Delete records of a topic by tag (as in `Topic.delete`) or by seq, and remove their bytes from every file of
+        the directory. The receipt names all files, and what cannot be reached."""
+        self._check_writable()
+        topic = self._find_topic(name)
+        if topic is None:
+            raise TopicNotFound(name)
+        return self._eraser.erase(topic, match=match, seqs=seqs, actor=actor, progress=progress)
+
+    def erasures(self) -> list[ErasureReceipt]:
+        """Return the receipts of all erasures in the gap log, oldest first."""
+        self._check_open()
+        return [msgspec.json.decode(row.about.encode(), type=ErasureReceipt) for row in self._gap_log.read_erasures()]
+
+    def verify_erasures(self, receipt: ErasureReceipt | None = None) -> ChainCheck:
+        """Verify the chain of receipts in the gap log; `receipt`, which somebody kept, must be part of it."""
+        self._check_open()
+        return verify_chain(self._gap_log.read_erasures(), receipt)
+
     @property
     def rewrites(self) -> RewriteStats:
         """Rewrites since the directory was opened."""
@@ -855,6 +887,7 @@ class Engine:
             self._router_manager,
             self._rewriter,
             self._topics,
+            self._eraser,
         )
         process.poison_locks(context.root, pid, self, context, *parts, self._checkpoints, self._checkpoints.urgency)
         for shard in context.shards:

@@ -157,6 +157,20 @@ class GapLog:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
+    def read_erasures(self) -> GapEntries:
+        """Return the rows of all erasures, oldest first, each with its receipt."""
+        with suppress(Error):
+            self.flush()
+        entries, topic_state = GapEntries(), self._find_topic()
+        for chunk in () if topic_state is None else read.TopicScan(topic_state, 0, frozenset()).iter_chunks():
+            seqs, datas = chunk.rows.seq.tolist(), copy_values(chunk.rows.buf, chunk.rows.data)
+            entries += [
+                _to_entry(_decode(data), seq)
+                for seq, data in zip(seqs, datas, strict=True)
+                if b'"cause":"erase"' in data
+            ]
+        return entries
+
     def read(
         self, topic: str | None, from_ms: int | None, limit: int, *, after_seq: int = 0, topic_id: int | None = None
     ) -> GapEntries:
@@ -315,6 +329,8 @@ def _add_known(known: _KnownRemovals, row: _Row) -> None:
         known.dropped.add(row.topic_id)
     elif row.cause == "lost":
         known.lost.add(row.about)
+    elif row.cause == "erase":
+        pass  # replay finds none: what it removed has the row of a delete
     else:
         marks = known.evicted if row.cause in EVICTION_CAUSES else known.trimmed
         marks[row.topic_id] = max(marks.get(row.topic_id, 0), row.last)

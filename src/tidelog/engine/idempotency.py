@@ -14,7 +14,7 @@ records may have changed at the source since; the first write counts.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tidelog.clock import Clock
@@ -94,6 +94,13 @@ class IdempotencyWindow(Generic[P, T]):
         """Return every acknowledged key whose records survive the process, oldest first. A copy, for use without the
         lock."""
         return [each for each in self._done.items() if each[1].is_persistent]
+
+    def forget_writes(self, is_forgotten: Callable[[T], bool]) -> int:
+        """Forget the keys of acknowledged writes for which this is true; return how many."""
+        keys = [key for key, done in self._done.items() if is_forgotten(done.outcome)]
+        for key in keys:
+            del self._done[key]
+        return len(keys)
 
     def abort(self, key: str) -> None:
         """The pending write failed: the next one with this key is new."""

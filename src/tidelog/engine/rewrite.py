@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from typing import Final, NamedTuple
 from weakref import WeakSet
@@ -177,7 +177,17 @@ class Rewriter:
         these bases. Their old files are removed by the next checkpoints."""
         segments = [each.segment for each in self._candidates(topic)] if force else self._due_segments(topic)
         wanted = [segment for segment in segments if bases is None or segment.base in bases]
-        return self._rewrite_topic(topic, wanted, ignore_progress, progress)
+        result = self._rewrite_topic(topic, wanted, ignore_progress, progress)
+        with topic.lock:
+            left = [
+                SkippedSegment(part.base, "it did not verify, or its deletions do not read")
+                for part in topic.index.parts
+                if isinstance(part, Segment)
+                and (bases is None or part.base in bases)
+                and part.base not in {each.base for each in result.skipped}
+                and (part in self._refused or not _has_readable_deletions(part))
+            ]
+        return replace(result, skipped=(*result.skipped, *left)) if force and left else result
 
     def _candidates(self, topic: TopicState) -> list[_Candidate]:
         """Return the sealed segments of a topic with bytes of dead records."""
@@ -242,6 +252,14 @@ class Rewriter:
             file.records_removed,
             freed,
         )
+
+
+def _has_readable_deletions(segment: Segment) -> bool:
+    try:
+        segment.deleted_mask()
+    except Damaged:
+        return False
+    return True
 
 
 def dead_records(topic: TopicState, segment: Segment) -> BoolArray:

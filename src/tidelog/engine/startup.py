@@ -247,7 +247,11 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
     live = {topic.id for topic in recovered.topics.values()} | {entry.id for entry in recovered.idle.values()}
     context.dropped_ids = {*recovered.loaded.topics} - live
     store = manifest.ManifestStore(context.disk, context.root, recovered.loaded)
-    state = CheckpointState(store, old_layout_shards=old_rows)
+    state = CheckpointState(
+        store,
+        files_to_remove_next=_files_of_older_manifest(context, recovered.loaded),
+        old_layout_shards=old_rows,
+    )
     # An accepted loss needs a new manifest, or every start would find it again.
     state.needs_checkpoint = (
         report.lost or recovered.has_truncated_source or (bool(shard_keys) and shard_keys != set(keys))
@@ -356,6 +360,24 @@ def _sweep_directory(disk: Disk, root: str, name: str, named: set[tuple[int, int
         report.swept.append(f"{TOPICS_DIR}/{name}/{file}")
     if stale:
         disk.sync_dir(directory)
+
+
+def _files_of_older_manifest(context: EngineContext, loaded: LoadedManifest) -> list[str]:
+    """Return the segment files that only the older manifest names: the next manifest replaces it."""
+    unneeded: list[str] = []
+    for older in loaded.rows_before():
+        row = loaded.row(older.id)
+        if row is None:
+            continue  # the topic was dropped
+        named = {(segment.base, segment.generation) for segment in row.segments}
+        files = context.segment_files(row.id)
+        unneeded += [
+            files.path(segment.base, segment.generation, suffix)
+            for segment in older.segments
+            if (segment.base, segment.generation) not in named
+            for suffix in SEGMENT_SUFFIXES
+        ]
+    return unneeded
 
 
 def remove_topic_files(disk: Disk, directory: str) -> None:

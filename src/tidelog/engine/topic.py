@@ -26,6 +26,7 @@ from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.blobs import BlobFile
 from tidelog.engine.compaction import Compacted
 from tidelog.engine.config import TopicConfig
+from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
 from tidelog.engine.idempotency import BatchRange
@@ -448,6 +449,21 @@ class Topic:
         assert context.topics is not None, "set by the engine"
         result: RewriteResult = context.topics.rewrite(self.name, force=force)
         return result
+
+    def erase(
+        self, *, match: object = None, seqs: Sequence[int] | None = None, actor: str | None = None
+    ) -> ErasureReceipt:
+        """Delete records by tag (as in `delete`) or by seq, and remove their bytes from every file of the directory:
+        WAL, segments, tag indexes, manifests and quarantine. Records that were deleted before count as well.
+
+        The receipt names every file with its checksums, and what cannot be reached. It is stored in the gap log as part
+        of a chain. Raises ErasureIncomplete where bytes stay; repeating the call does the rest.
+        """
+        with self._state.lock:
+            self._state.check_writable()
+        assert self._state.context.topics is not None, "set by the engine"
+        receipt: ErasureReceipt = self._state.context.topics.erase(self.name, match=match, seqs=seqs, actor=actor)
+        return receipt
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 

@@ -394,6 +394,12 @@ class Shard:
         only, as every writer of the shard waits."""
         return self._hold_commit_lock()
 
+    def start_new_file(self) -> None:
+        """Continue in a new file, so that a checkpoint can remove the one before."""
+        with self._hold_commit_lock():
+            self._latch.check()
+            self.writer.start_new_file()
+
     def synced_position(self) -> Position:
         """Every byte before it survives a power cut, and every commit before it is done."""
         with self._hold_commit_lock():

@@ -541,6 +541,11 @@ class Writer:
             self._reset_file_state(first)
             self.rotations += 1
 
+    def start_new_file(self) -> None:
+        """Continue in a new file, unless this one has no frame. The old one is complete and synced."""
+        if self._frames:
+            self._rotate(may_use_reserve=False)
+
     def _open_reserve_file(self, first: int) -> tuple[File, File]:
         """Open a small file for commits that free space: it uses the free space, then the reserve."""
         self.is_reserve_file, self._reserve_file_bytes = True, self._reserve_file_bytes_min()

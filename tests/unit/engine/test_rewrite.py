@@ -257,7 +257,7 @@ def test_segment_with_a_flipped_bit_is_reported_and_left(seed: int) -> None:
     assert not world.log.health().ok
     assert segments(topic)[0] is segment
     assert other.rewrite(force=True).segments == 1, "another topic is rewritten"
-    assert topic.rewrite(force=True).skipped == (), "it is not read again"
+    assert [each.base for each in topic.rewrite(force=True).skipped] == [1], "it is not read again"
     assert world.log.rewrites.refused == 1
 
 
