@@ -53,6 +53,7 @@ _MODULES = {
     "topics-large": "topics.bench_large",
     "topics-backup": "topics.bench_backup",
     "topics-compaction": "topics.bench_compaction",
+    "topics-rewrite": "topics.bench_rewrite",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

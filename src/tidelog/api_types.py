@@ -170,6 +170,21 @@ class SimulateRetention(Struct):
         check_u64(self.cap_records, self.cap_bytes, self.ttl_ms)
 
 
+class Rewrite(Struct):
+    force: Annotated[bool, described("Also segments with few deleted records.")] = False
+
+
+class Erase(Struct):
+    """match or seqs."""
+
+    match: TagMatch = None
+    seqs: list[U64] | None = None
+
+    def __post_init__(self) -> None:
+        for seq in self.seqs or ():
+            check_u64(seq)
+
+
 class Cursor(Struct):
     from_seq: U64 = 0
     tail: bool = False

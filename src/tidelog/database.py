@@ -133,6 +133,10 @@ class Database:
     health = _of_engine(Engine.health)
     corruption = _of_engine(Engine.corruption)
     checkpoint = _of_engine(Engine.checkpoint)
+    rewrite = _of_engine(Engine.rewrite)
+    erase = _of_engine(Engine.erase)
+    erasures = _of_engine(Engine.erasures)
+    verify_erasures = _of_engine(Engine.verify_erasures)
 
     @property
     def report(self) -> RecoveryReport:

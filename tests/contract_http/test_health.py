@@ -91,6 +91,11 @@ TYPES: Final = {
     "tidelog_background_runs_total": "counter",
     "tidelog_background_failures_total": "counter",
     "tidelog_background_failing": "gauge",
+    "tidelog_rewrite_segments_total": "counter",
+    "tidelog_rewrite_records_removed_total": "counter",
+    "tidelog_rewrite_bytes_reclaimed_total": "counter",
+    "tidelog_rewrite_failures_total": "counter",
+    "tidelog_rewrite_refused_total": "counter",
 }
 
 

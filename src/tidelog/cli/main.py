@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import backup, channel, doctor, group, log, pipeline, queue, retention, router, serve, topic
+from tidelog.cli import backup, channel, doctor, erase, group, log, pipeline, queue, retention, router, serve, topic
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
 from tidelog.errors import Damaged, Error
@@ -35,6 +35,7 @@ _COMMANDS = {
     "group": group.add,
     "gaps": group.add_gaps,
     "retention": retention.add,
+    "erase": erase.add,
     "router": router.add,
     "channel": channel.add,
     "serve": serve.add,
@@ -67,6 +68,7 @@ def build_parser(command: str | None = None) -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Exits only on a bad command line and on --help."""
     argv, words = queue.split_command(sys.argv[1:] if argv is None else argv)
+    argv = erase.complete_command(argv)
     args = build_parser(argv[0] if argv and argv[0] in _COMMANDS else None).parse_args(argv)
     args.words = words
     screen = Screen(json=args.json)

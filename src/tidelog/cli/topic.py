@@ -1,8 +1,8 @@
 """`tidelog topic …`: commands on the topics of a directory.
 
 `ls`, `show`, `read`, `latest`, `cat-record` and `follow` work beside a writer and change nothing. `write`, `delete`,
-`drop`, `config`, `compact`, `seal` and `checkpoint` lock the directory. Only `write` creates a missing topic. A result
-is printed after the directory is closed, so it is durable in every class.
+`drop`, `config`, `compact`, `seal`, `rewrite` and `checkpoint` lock the directory. Only `write` creates a missing
+topic. A result is printed after the directory is closed, so it is durable in every class.
 """
 
 from __future__ import annotations
@@ -721,6 +721,44 @@ def checkpoint(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def rewrite(args: Namespace, screen: Screen) -> int:
+    """Rewrite segments without the bytes of deleted records."""
+    with open_for_writing(args.dir, screen) as log, screen.progress_bar("rewriting", total=1) as show:
+        result = log.rewrite(args.topic, force=args.force, progress=show)
+    screen.print_result(
+        {
+            "topic": args.topic,
+            "segments": [
+                {
+                    "first_seq": file.base,
+                    "generation": file.generation,
+                    "records_removed": file.records_removed,
+                    "bytes_before": file.bytes_before,
+                    "bytes_after": file.bytes_after,
+                }
+                for file in result.files
+            ],
+            "skipped": [{"first_seq": each.base, "reason": each.reason} for each in result.skipped],
+            "bytes_reclaimed": result.bytes_reclaimed,
+        },
+        f"rewrote {plural(result.segments, 'segment')} without {plural(result.records_removed, 'deleted record')}; "
+        f"{format_bytes(result.bytes_reclaimed)} were freed",
+        titles=(">first", ">generation", ">removed", ">before", ">after") if result.files else (),
+        rows=[
+            [
+                str(file.base),
+                str(file.generation),
+                f"{file.records_removed:,}",
+                format_bytes(file.bytes_before),
+                format_bytes(file.bytes_after),
+            ]
+            for file in result.files
+        ],
+        after=[f"segment {each.base} was left: {each.reason}" for each in result.skipped],
+    )
+    return 1 if result.skipped else 0
+
+
 _DESCRIPTION = """\
 A topic is a named, numbered sequence of records; a directory holds as many as you like. Every record
 has a seq, assigned once, and is bytes or JSON. One process writes a directory, any number read it.
@@ -999,6 +1037,18 @@ def _add_maintenance(subcommands: Commands) -> None:
         "whose delay has passed. Readers skip them: this is no gap. A running writer does this by itself.",
         examples="tidelog topic config data users compaction=/id\ntidelog topic compact data users",
     )
+    parser = add_command(
+        subcommands,
+        "rewrite",
+        rewrite,
+        "DIR",
+        "TOPIC",
+        summary="free the bytes of deleted records",
+        description="Give sealed segments new files without the bytes of deleted records: those of which half is\n"
+        "deleted, which also happens in the background. Seqs and times stay. Exits with 1 if one does not verify.",
+        examples="tidelog topic rewrite data orders\ntidelog topic rewrite data orders --force",
+    )
+    parser.add_argument("--force", action="store_true", help="every segment with a deleted record")
     parser = add_command(
         subcommands,
         "checkpoint",

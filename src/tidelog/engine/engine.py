@@ -757,7 +757,7 @@ class Engine:
         return [msgspec.json.decode(row.about.encode(), type=ErasureReceipt) for row in self._gap_log.read_erasures()]
 
     def verify_erasures(self, receipt: ErasureReceipt | None = None) -> ChainCheck:
-        """Verify the chain of receipts in the gap log; `receipt`, which somebody kept, must be part of it."""
+        """Verify the chain of receipts in the gap log; `receipt`, which a caller kept, must be part of it."""
         self._check_open()
         return verify_chain(self._gap_log.read_erasures(), receipt)
 

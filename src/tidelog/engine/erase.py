@@ -33,6 +33,7 @@ from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import join
 from tidelog.engine import delete, tag_search
 from tidelog.engine.context import WAL_DIR, EngineContext
+from tidelog.engine.manifest import MANIFEST_DIR
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.producer_batches import STAGING_DIR
 from tidelog.engine.segment import Segment, SizeCount, parse_file_name
@@ -119,7 +120,7 @@ class ChainCheck(NamedTuple):
 
 
 def verify_chain(entries: Iterable[GapEntry], receipt: ErasureReceipt | None = None) -> ChainCheck:
-    """Walk the receipts in these rows of the gap log, oldest first; `receipt`, which somebody kept, must be one of
+    """Walk the receipts in these rows of the gap log, oldest first; `receipt`, which a caller kept, must be one of
     them. The oldest rows may have been dropped by the cap of the gap log."""
     problems: list[str] = []
     known: set[str] = set()
@@ -214,13 +215,13 @@ class _Erasure:
         for shard in context.shards:
             shard.start_new_file()
         old_wal = self._wal_files()
-        quarantined = self._files_in(QUARANTINE_DIR)
+        quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._files_in(MANIFEST_DIR)
         self._host.checkpoint()
         self._host.checkpoint()
         self._step("removing old files", 4)
         self._remove_quarantine(quarantined)
         files, more, not_reached = [*self._compare(bases, old_segments)], list[ErasedFile](), list[str]()
-        for path, old in (*old_wal.items(), *quarantined.items()):
+        for path, old in (*old_wal.items(), *old_manifests.items(), *quarantined.items()):
             if context.disk.stat(join(context.root, path)) is not None:
                 raise self._incomplete(f"{path} is still there")
             files.append(ErasedFile(path, "removed", old.size, old.xxh3))

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from threading import Event, Lock
+from threading import Lock
 from typing import Final, NamedTuple
 from weakref import WeakSet
 
@@ -121,13 +121,13 @@ class Rewriter:
         self.stats = RewriteStats()
         self._context, self._wait_us = context, wait_us
         self._running = Lock()
-        self._stopping = Event()
+        self._is_stopping = False
         self._refused: WeakSet[Segment] = WeakSet()
         self._retry: dict[TopicState, int] = {}  # when a failed topic is tried again
 
     def stop(self) -> None:
         """Give up the segment that is being rewritten."""
-        self._stopping.set()
+        self._is_stopping = True
 
     # ── in the background ─────────────────────────────────────────────────────────────────────
 
@@ -141,7 +141,7 @@ class Rewriter:
             waiting.clear()
             return
         failed: Exception | None = None
-        while waiting and not self._stopping.is_set():
+        while waiting and not self._is_stopping:
             topic = waiting.pop()
             try:
                 self._rewrite_topic(topic, self._due_segments(topic), _Pace(self._context, self._wait_us).on_written)
@@ -220,7 +220,7 @@ class Rewriter:
         for segment in segments:
             try:
                 with self._running:
-                    file = _SegmentRewrite(topic, segment, on_written, self._stopping).run()
+                    file = _SegmentRewrite(topic, segment, on_written, lambda: self._is_stopping).run()
                 if file is not None:
                     files.append(file)
                     self._count(topic, file)
@@ -321,7 +321,7 @@ class _SegmentRewrite:
     topic: TopicState
     segment: Segment
     on_written: Callable[[int], object]
-    stopping: Event
+    is_stopping: Callable[[], bool]
     generation: int = field(init=False)
     times_ms: tuple[int, int] = (0, 0)  # of the first and the last record of the new files
 
@@ -430,7 +430,7 @@ class _SegmentRewrite:
         return pos + size
 
     def _check_stop(self) -> None:
-        if self.stopping.is_set():
+        if self.is_stopping():
             raise RewriteStopped(f"{self.topic.name}: the directory is being closed; nothing was changed")
 
     def _swap(self, before: Rows, dead: BoolArray, file: RewrittenFile) -> None:

@@ -26,7 +26,7 @@ from tidelog.engine import blobs, gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
-from tidelog.engine.manifest import GroupRow, Positions, TopicEntry
+from tidelog.engine.manifest import GroupRow, LoadedManifest, Positions, TopicEntry
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name

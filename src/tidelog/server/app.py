@@ -111,6 +111,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/latest", "topics", {"GET": Endpoint(retention.read_latest, _READ)}),
     Route("/v0/topics/{topic}/compact", "topics", {"POST": Endpoint(retention.compact_topic, _ADMIN)}),
     Route("/v0/topics/{topic}/retention/simulate", "topics", {"POST": Endpoint(retention.simulate_retention, _READ)}),
+    Route("/v0/topics/{topic}/rewrite", "topics", {"POST": Endpoint(records.rewrite_topic, _ADMIN)}),
+    Route("/v0/topics/{topic}/erase", "topics", {"POST": Endpoint(records.erase_records, _ADMIN | _DELETE)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(records.read_records, _READ)}),
     Route("/v0/topics/{topic}/records/{seq}/data", "topics", {"GET": Endpoint(large_records.read_data, _READ)}),
     Route(

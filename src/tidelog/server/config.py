@@ -156,6 +156,15 @@ class ServerConfig:
     segment_max_age_ms: int = 3_600_000
     """Seal a segment at this age; 0: never by age."""
 
+    rewrite_dead_percent: int = 50
+    """Rewrite a sealed segment once this share of its data belongs to deleted records; 0: only on request."""
+
+    rewrite_dead_bytes_min: int = 256 << 10
+    """Rewrite a sealed segment only if that frees at least this much."""
+
+    rewrite_bytes_per_second: int = 32 << 20
+    """How fast segments are rewritten; 0: without a limit."""
+
     commit: CommitMode = "beside"
     """Where fsyncs run: beside the event loop in threads of their own, or on it, where every request waits for them."""
 

@@ -25,6 +25,7 @@ from tidelog.channels.metrics import DURATION_BOUNDS_S, SUCCESS, DurationHistogr
 from tidelog.engine import Appended, Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
+from tidelog.engine.rewrite import RewriteStats
 from tidelog.errors import NotAQueue, TopicNotFound
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -261,6 +262,16 @@ _HEALTH: Final[tuple[_Metric[HealthState], ...]] = (
         lambda health: health.uncovered_bytes,
     ),
     _Metric("corruptions", _COUNTER, "Places whose checksum did not match.", lambda health: health.corruptions),
+)
+
+_REWRITE: Final[tuple[_Metric[RewriteStats], ...]] = (
+    _Metric("segments", _COUNTER, "Segments rewritten without deleted records.", lambda stats: stats.segments),
+    _Metric("records_removed", _COUNTER, "Deleted records whose bytes are gone.", lambda stats: stats.records_removed),
+    _Metric(
+        "bytes_reclaimed", _COUNTER, "Bytes by which segments became smaller.", lambda stats: stats.bytes_reclaimed
+    ),
+    _Metric("failures", _COUNTER, "Rewrites that failed and are tried again.", lambda stats: stats.failures),
+    _Metric("refused", _COUNTER, "Segments left because they do not verify.", lambda stats: stats.refused),
 )
 
 _BACKGROUND_TASK: Final[tuple[_Metric[TaskState], ...]] = (
@@ -502,6 +513,8 @@ class ServerMetrics(Collector):
             yield from _collect(_HEALTH, [((), now.health)])
             tasks = [((task.name,), task) for task in now.health.tasks]
             yield from _collect(_BACKGROUND_TASK, tasks, ["task"], "background_")
+        if now.engine is not None:
+            yield from _collect(_REWRITE, [((), now.engine.rewrites)], prefix="rewrite_")
 
     def _topic_metrics(self, now: _Snapshot) -> Iterator[Metric]:
         """Series of the first `TOPICS_MAX` topics by name."""

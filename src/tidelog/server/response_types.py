@@ -211,6 +211,54 @@ class Deleted(TopicBody):
     bytes: Count
 
 
+class RewrittenSegment(Part):
+    base: Count
+    generation: Annotated[Count, described("Of its new files.")]
+    records_removed: Count
+    bytes_before: Count
+    bytes_after: Count
+
+
+class SkippedSegment(Part):
+    base: Count
+    reason: str
+
+
+class Rewritten(TopicBody):
+    segments: list[RewrittenSegment]
+    skipped: Annotated[list[SkippedSegment], described("Segments that do not verify.")]
+    bytes_reclaimed: Count
+
+
+class ErasedFile(Part):
+    path: str
+    action: Literal["rewritten", "removed"]
+    bytes: Count
+    xxh3: str
+    new_path: str | None
+    new_bytes: int | None
+    new_xxh3: str | None
+
+
+class Erased(TopicBody):
+    """The receipt of an erasure, as the gap log stores it."""
+
+    number: Annotated[Count, described("Position in the chain of receipts.")]
+    topic_id: Count
+    ts_ms: TimestampMs
+    actor: str | None
+    selected_by: Literal["match", "seqs"]
+    selection_sha256: Annotated[str, described("Of the match, or of the seqs with commas between them.")]
+    records: Annotated[Count, described("Deleted by this request.")]
+    records_before: Annotated[Count, described("Selected and deleted before.")]
+    first: Count
+    last: Count
+    files: list[ErasedFile]
+    not_reached: list[str]
+    previous: Annotated[str, described("The hash of the receipt before; empty for the first.")]
+    hash: Annotated[str, described("SHA-256 of this receipt with an empty hash.")]
+
+
 class Sought(TopicBody):
     ts: TimestampMs
     seq: Annotated[Count, described("The first record of this time or later; head_seq + 1 where there is none.")]

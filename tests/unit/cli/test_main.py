@@ -21,7 +21,7 @@ LOG = (
     *("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore"),
     *("topics", "describe", "lag"),
 )
-TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
+TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "rewrite", "checkpoint")
 QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
@@ -33,6 +33,7 @@ COMMANDS = (
     "worker",
     *(f"group {verb}" for verb in GROUP),
     "gaps",
+    *(f"erase {verb}" for verb in ("run", "ls", "verify")),
     *(f"router {verb}" for verb in ROUTER),
     *(f"channel {verb}" for verb in CHANNEL),
     *("serve", "check"),
@@ -51,7 +52,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    named = ("topic", "queue", "group", "router", "channel", "pipeline", "log")
+    named = ("topic", "queue", "group", "erase", "router", "channel", "pipeline", "log")
     groups = ("tidelog", *(f"tidelog {group}" for group in named))
     found = [made.prog for made in parsers(build_parser())]
     assert [name for name in found if name in groups] == list(groups)

@@ -217,6 +217,39 @@ async def delete_records(context: RequestContext) -> Response:
     )
 
 
+_rewrite_decoder = api_types.json_decoder(api_types.Rewrite)
+_erase_decoder = api_types.json_decoder(api_types.Erase)
+
+
+@operation("rewriteTopic", request=api_types.Rewrite, response=responses.Rewritten, errors=("topic_not_found",))
+async def rewrite_topic(context: RequestContext) -> Response:
+    """Give segments new files without the bytes of deleted records."""
+    force = context.decode_body(_rewrite_decoder, default=api_types.Rewrite()).force
+    topic = context.get_topic()
+    done = await context.service.run_blocking(lambda: topic.rewrite(force=force))
+    files = [
+        responses.RewrittenSegment(
+            file.base, file.generation, file.records_removed, file.bytes_before, file.bytes_after
+        )
+        for file in done.files
+    ]
+    skipped = [responses.SkippedSegment(*each) for each in done.skipped]
+    return context.json(responses.Rewritten(topic.name, files, skipped, done.bytes_reclaimed))
+
+
+@operation("eraseRecords", request=api_types.Erase, response=responses.Erased, errors=("topic_not_found",))
+async def erase_records(context: RequestContext) -> Response:
+    """Delete records by tag or seq and remove their bytes from every file. The response is a receipt."""
+    body = context.decode_body(_erase_decoder)
+    match, seqs = body.match, body.seqs
+    parse_tag_match(match, "nothing was erased")
+    topic, actor = context.get_topic(), context.principal.name
+    receipt = await context.service.run_blocking(lambda: topic.erase(match=match, seqs=seqs, actor=actor))
+    files = [responses.ErasedFile(*msgspec.structs.astuple(file)) for file in receipt.files]
+    fields = msgspec.structs.asdict(receipt) | {"files": files, "not_reached": list(receipt.not_reached)}
+    return context.json(responses.Erased(**fields))
+
+
 # ── bulk reads ────────────────────────────────────────────────────────────────────────────────────
 
 _FORMATS: Final = {"arrow": ARROW, "ndjson": NDJSON}
