@@ -8,6 +8,7 @@ and `large_read` reads them, `blobs` knows which are needed.
     write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners
     read    read or json_pages -> topic_index -> memtable and segment
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
+    free    rewrite: segments without deleted records; erase: records gone from every file, with a receipt
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory without changing it
 
     copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back

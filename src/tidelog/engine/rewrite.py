@@ -30,7 +30,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.commitlog.segment import map_file
-from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
+from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file, write_temporary
 from tidelog.engine.context import EngineContext
 from tidelog.engine.key_index import write_key_index
 from tidelog.engine.segment import SEGMENT_SUFFIXES, BoolArray, Segment
@@ -45,6 +45,7 @@ from tidelog.types import Buffer
 _log = logging.getLogger("tidelog.engine")
 RETRY_MS: Final = 60_000
 _WRITE_BYTES: Final = 1 << 20
+_WRITE_PIECES_MAX: Final = 64
 Progress = Callable[[int, int], object]  # bytes done, bytes in all
 
 
@@ -388,7 +389,8 @@ class _SegmentRewrite:
         self.times_ms = int(after.ts_us[0]) // 1000, int(after.ts_us[-1]) // 1000
         entries = segment_index.build_entries(after, segment.base, segment.stop, size).tobytes()
         foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=segment.base))
-        replace_file(disk, self._path(".idx"), entries)
+        write_temporary(disk, f"{self._path('.idx')}.tmp", entries)
+        disk.rename(f"{self._path('.idx')}.tmp", self._path(".idx"))
         write_tag_index(segment.files, segment.base, self.generation, foot, after)
         if (compaction := self.topic.config.compaction) is not None:
             write_key_index(segment.files, compaction, segment.base, segment.stop, self.generation, foot, after)
@@ -418,12 +420,12 @@ class _SegmentRewrite:
                     group.append(view[start : start + _WRITE_BYTES])
                     size += len(group[-1])
                     if size >= _WRITE_BYTES:
-                        data.writev(pos, group)
+                        data.writev(pos, _join_if_many(group))
                         self.on_written(size)
                         self._check_stop()
                         pos, size, group = pos + size, 0, []
             if group:
-                data.writev(pos, group)
+                data.writev(pos, _join_if_many(group))
             data.sync()
         finally:
             data.close()
@@ -467,6 +469,11 @@ class _SegmentRewrite:
             for suffix in SEGMENT_SUFFIXES:
                 for path in (self._path(suffix), f"{self._path(suffix)}.tmp"):
                     remove_if_exists(files.disk, path)
+
+
+def _join_if_many(pieces: list[Buffer]) -> list[Buffer]:
+    """Return pieces of a write; a join costs less than a thousand pieces of one."""
+    return pieces if len(pieces) <= _WRITE_PIECES_MAX else [b"".join(pieces)]
 
 
 def _scan_dense(content: Buffer, base: int, stop: int, topic_id: int) -> Rows:

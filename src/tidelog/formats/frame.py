@@ -287,6 +287,18 @@ def is_record(kind: int) -> bool:
     return bool(_IS_RECORD_KIND[kind])
 
 
+def encode_empty_appends(topic_id: int, seqs: Ints, ts_ms: Ints) -> bytes:
+    """Encode an Append frame without data for each of these seqs and times, one after the other."""
+    frames = np.zeros(len(seqs), np.dtype([("header", HEADER), ("checksum", _SUM_DTYPE)]))
+    header = frames["header"]
+    header["frame_len"], header["kind"], header["topic_id"] = FRAME_LEN_MIN, APPEND, topic_id
+    header["seq"], header["ts_ms"] = seqs, ts_ms
+    view = memoryview(frames.tobytes())
+    starts = range(4, len(view), OVERHEAD_BYTES)
+    frames["checksum"] = [xxh3_64_intdigest(view[start : start + HEADER_BYTES - 4]) for start in starts]
+    return frames.tobytes()
+
+
 def read_headers(buf: Buffer, frame_pos: Ints) -> NDArray[np.void]:
     """Copy the headers at these positions, all of which are inside the buffer. Nothing is checked.
 

@@ -2,13 +2,13 @@
 
     before  │ Append │ Append │ Append │ AppendBatch of 4 records │ Append │
               1        2 gone   3 gone   4   5 gone   6   7         8
-    after   │ Append │ AppendBatch     │ AppendBatch of 4 records │ Append │
+    after   │ Append │ batch of 2      │ AppendBatch of 4 records │ Append │
               1        2 and 3: empty    4   5: empty  6   7        8
 
 Every seq keeps its record, so seqs stay dense and a position in the index is still computed; a removed one is empty,
 without data, tag, node and meta, and the deletion vector of the segment names it. Frames without a removed record are
 copied byte for byte. Frames whose records are all removed become one batch of empty records, which has the time of the
-first: it is at most `TIME_STEP_MS` early for the others.
+first: it is at most `TIME_STEP_MS` early for the others. A removed record between two that stay is an empty Append.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.formats import batch, segment_index
-from tidelog.formats.frame import DURABLE, HEADER_BYTES, JSON, read_headers
+from tidelog.formats.frame import DURABLE, HEADER_BYTES, JSON, OVERHEAD_BYTES, encode_empty_appends, read_headers
 from tidelog.formats.rows import Rows, Span, copy_values, to_binary_array
 from tidelog.types import Buffer, Ints
 
 TIME_STEP_MS: Final = 1_000
-EMPTY_FRAME_OVERHEAD_BYTES: Final = 54  # of a batch of empty records, which adds 4 bytes a record
+EMPTY_BATCH_OVERHEAD_BYTES: Final = 54  # of a batch of empty records, which adds 4 bytes a record
+_KEPT, _EMPTY, _MIXED = range(3)
 _COMPARED_RECORDS: Final = 4096  # records that are compared at once
 
 BoolArray = NDArray[np.bool_]
@@ -41,18 +42,28 @@ def encode_without(rows: Rows, removed: BoolArray) -> Iterator[Buffer]:
     ends = np.append(starts[1:], len(buf))
     gone = np.add.reduceat(removed, first, dtype=np.int64)
     is_mixed, is_empty = (gone > 0) & (gone < stops - first), gone == stops - first
-    kind = is_mixed * 2 + is_empty
-    edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), len(first)]
-    for lo, hi in pairwise(edges):
-        if is_mixed[lo]:
-            for number in range(lo, hi):
-                at = slice(int(first[number]), int(stops[number]))
-                yield _encode_mixed(rows.slice(at.start, at.stop), removed[at])
-        elif is_empty[lo]:
-            topic_id = int(read_headers(buf, starts[lo : lo + 1])["topic_id"][0])
-            yield from _encode_empty(topic_id, rows.slice(int(first[lo]), int(stops[hi - 1])))
+    kind = np.where(is_mixed, _MIXED, np.where(is_empty, _EMPTY, _KEPT))
+    edges = np.append(np.append(0, np.flatnonzero(np.diff(kind)) + 1), len(first))
+    # Records that are removed one by one, between others that stay, are encoded together: ten times as fast.
+    run_first, run_stops = first[edges[:-1]], stops[edges[1:] - 1]
+    is_single = (kind[edges[:-1]] == _EMPTY) & (run_stops - run_first == 1)
+    singles = run_first[is_single]
+    topic_id = int(read_headers(buf, starts[:1])["topic_id"][0])
+    blob = encode_empty_appends(topic_id, rows.seq[singles], rows.ts_us[singles] // 1000)
+    pos, first_rows, stop_rows = 0, first.tolist(), stops.tolist()
+    begins, frame_ends, kinds = starts.tolist(), ends.tolist(), kind.tolist()
+    for (lo, hi), single in zip(pairwise(edges.tolist()), is_single.tolist(), strict=True):
+        if kinds[lo] == _KEPT:
+            yield buf[begins[lo] : frame_ends[hi - 1]]
+        elif single:
+            yield blob[pos : pos + OVERHEAD_BYTES]
+            pos += OVERHEAD_BYTES
+        elif kinds[lo] == _EMPTY:
+            yield from _encode_empty(topic_id, rows.slice(first_rows[lo], stop_rows[hi - 1]))
         else:
-            yield buf[int(starts[lo]) : int(ends[hi - 1])]
+            for number in range(lo, hi):
+                at = slice(first_rows[number], stop_rows[number])
+                yield _encode_mixed(rows.slice(at.start, at.stop), removed[at])
 
 
 def _encode_empty(topic_id: int, rows: Rows) -> Iterator[bytes]:
@@ -61,7 +72,10 @@ def _encode_empty(topic_id: int, rows: Rows) -> Iterator[bytes]:
     while at < len(rows):
         stop = int(np.searchsorted(ts_ms, ts_ms[at] + TIME_STEP_MS))
         stop = min(stop, at + batch.FRAME_RECORDS_MAX)
-        yield from batch.encode_many(topic_id, int(rows.seq[at]), int(ts_ms[at]), [b""] * (stop - at))
+        if stop == at + 1:
+            yield encode_empty_appends(topic_id, rows.seq[at:stop], ts_ms[at:stop])
+        else:
+            yield from batch.encode_many(topic_id, int(rows.seq[at]), int(ts_ms[at]), [b""] * (stop - at))
         at = stop
 
 
@@ -141,5 +155,6 @@ def count_removable(entries: NDArray[np.void], dead: BoolArray, size: int) -> in
     gone = np.add.reduceat(dead, first, dtype=np.int64)
     in_data = dead & (entries["flags"] & segment_index.LARGE == 0)  # the data of large records is in blobs
     data_bytes = np.add.reduceat(np.where(in_data, entries["data_len"], 0), first, dtype=np.int64)
-    whole = np.maximum(frame_bytes - EMPTY_FRAME_OVERHEAD_BYTES - 4 * counts, 0)
+    empty_bytes = np.where(counts == 1, OVERHEAD_BYTES, EMPTY_BATCH_OVERHEAD_BYTES + 4 * counts)
+    whole = np.maximum(frame_bytes - empty_bytes, 0)
     return int(np.where(gone == counts, np.maximum(whole, data_bytes), data_bytes).sum())
