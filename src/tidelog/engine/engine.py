@@ -147,7 +147,9 @@ class Engine:
         if self._context.shards:
             self._context.rewriter = self._rewriter
         self._context.enable_large_records = self._checkpoints.enable_large_records
-        self._eraser = Eraser(self._context, self._rewriter, self.checkpoint, Lock())
+        self._eraser = Eraser(
+            self._context, self._rewriter, self.checkpoint, self._checkpoints.state.store.request_base, Lock()
+        )
         for topic in self._topics.resident() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()

@@ -3,7 +3,7 @@
     1  delete, as `Topic.delete`: durable before anything else happens
     2  seal the active segment and checkpoint: no record is in the WAL only
     3  rewrite every segment that holds one of the records, also one that was deleted earlier
-    4  start new WAL files; two checkpoints remove the old ones, the old segment files and both old manifests
+    4  start new WAL files; two checkpoints remove the old ones, old segment files and blobs, and all old manifests
     5  remove the quarantine; forget the idempotency keys of the records
     6  verify that the old files are gone, and write the receipt to the gap log
 
@@ -32,6 +32,7 @@ from tidelog.commitlog.segment import map_file
 from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import join
 from tidelog.engine import delete, tag_search
+from tidelog.engine.blobs import blob_path
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.manifest import MANIFEST_DIR
 from tidelog.engine.memtable import MemTable
@@ -159,6 +160,7 @@ class Eraser:
     context: EngineContext
     rewriter: Rewriter
     checkpoint: Callable[[], None]
+    request_base: Callable[[], None]  # the next checkpoint saves the whole manifest
     _lock: Lock
 
     def erase(
@@ -216,12 +218,14 @@ class _Erasure:
             shard.start_new_file()
         old_wal = self._wal_files()
         quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._files_in(MANIFEST_DIR)
-        self._host.checkpoint()
-        self._host.checkpoint()
+        blobs = self._blob_files(selected)
+        for _ in range(2):  # the first names the new files, the second removes the old ones
+            self._host.request_base()
+            self._host.checkpoint()
         self._step("removing old files", 4)
         self._remove_quarantine(quarantined)
         files, more, not_reached = [*self._compare(bases, old_segments)], list[ErasedFile](), list[str]()
-        for path, old in (*old_wal.items(), *old_manifests.items(), *quarantined.items()):
+        for path, old in (old_wal | old_manifests | quarantined | blobs).items():
             if context.disk.stat(join(context.root, path)) is not None:
                 raise self._incomplete(f"{path} is still there")
             files.append(ErasedFile(path, "removed", old.size, old.xxh3))
@@ -327,6 +331,14 @@ class _Erasure:
                 if number != active.get(directory) and (stored := self._digest(path)) is not None:
                     found[path] = stored
         return found
+
+    def _blob_files(self, seqs: Ints) -> dict[str, _Stored]:
+        """Return the blobs of these records."""
+        topic, wanted = self._topic, set(seqs.tolist())
+        with topic.lock:
+            found = [blob_path(topic.directory, blob_id) for seq, blob_id in topic.blobs if seq in wanted]
+        relative = [path.removeprefix(f"{self._context.root}/") for path in found]
+        return {path: stored for path in relative if (stored := self._digest(path)) is not None}
 
     def _remove_quarantine(self, files: Iterable[str]) -> None:
         disk, root = self._context.disk, self._context.root

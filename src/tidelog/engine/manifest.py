@@ -596,6 +596,11 @@ class ManifestStore:
         self._link, self._bases, self._last_change = loaded.link, loaded.bases, loaded.last_change
         self._base_bytes, self._delta_bytes = loaded.base_bytes, loaded.delta_bytes
         self._needs_base = loaded.needs_base
+        self._is_base_requested = False
+
+    def request_base(self) -> None:
+        """Let the next save write a base first. Two of them in a row replace every file of the manifest."""
+        self._is_base_requested = True
 
     def manifest(self) -> Manifest:
         """All rows, decoded."""
@@ -608,8 +613,9 @@ class ManifestStore:
         it, so a base that can wait does."""
         if self._needs_base:
             self._restart_chain()
-        elif self._has_many_deltas(2 if final else 1):
+        elif self._is_base_requested or self._has_many_deltas(2 if final else 1):
             self._write_base()
+        self._is_base_requested = False
         number = self.number + 1
         if final and not positions.lagging:
             positions = msgspec.structs.replace(positions, closed=number)

@@ -123,6 +123,18 @@ def test_idempotency_key_of_an_erased_write_is_forgotten() -> None:
     assert topic.append(b"stays", key="other-key").deduped
 
 
+def test_blob_of_an_erased_large_record_is_removed_and_named() -> None:
+    world = EngineHarness()
+    topic = world.log.topic("t", durability="fsync")
+    topic.append_stream([b"needle" * 60_000], tag="needle-tag")
+    topic.append_stream([b"stays" * 60_000], tag="t")
+    assert holds_needle(world.disk)
+    receipt = topic.erase(match="needle-*")
+    assert holds_needle(world.disk) == []
+    assert [file.action for file in receipt.files if "/blobs/" in file.path] == ["removed"]
+    assert [record.seq for record in topic.read().records] == [2]
+
+
 def test_quarantine_is_removed_and_named() -> None:
     world = EngineHarness()
     topic = world.log.topic("t")
