@@ -66,7 +66,7 @@ _OTHER_FILES: Final = frozenset(
         ".tidelog.lock",
     )
 )
-_BACKED_UP_FILES: Final = frozenset((METADATA_FILE, CURSOR_FILE, DELETED_MARKER_FILE))
+_BACKED_UP_FILES: Final = frozenset((METADATA_FILE, CURSOR_FILE, IMPORT_FILE, DELETED_MARKER_FILE))
 _UNFINISHED_SUFFIXES: Final = (".tmp", ".rebuilding", ".compacted")
 _SEAL_MESSAGES_MIN = 64  # a seal takes four syncs: a channel that keeps three messages must not seal at each one
 _log = logging.getLogger("tidelog.channels")

@@ -509,6 +509,18 @@ def test_a_reader_may_not_import(source: Path, open_channels: Callable[..., Chan
         import_narwhal(database.channels, str(source), domain="example.org")
 
 
+def test_a_backup_has_everything_that_an_export_needs(open_channels: Callable[..., ChannelManager]) -> None:
+    manager = open_channels()
+    import_narwhal(manager, str(FOREIGN / "server"), domain="localhost")
+    (name,) = manager.store.list_channels(sweep=False).live
+    files = manager.store.open_files(name)
+    copied = {file.path.rpartition("/")[2] for file in files}
+    for file in files:
+        if not isinstance(file.content, bytes):
+            file.content.close()
+    assert {"metadata.bin", "cursor.bin", "imported.bin", f"{1:020d}.log"} <= copied
+
+
 def test_a_damaged_record_of_the_import_is_found_and_can_be_removed(
     open_channels: Callable[..., ChannelManager], tmp_path: Path
 ) -> None:
