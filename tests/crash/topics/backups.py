@@ -62,6 +62,7 @@ def step(harness: EngineHarness, random: Random, operations: Sequence[Operation]
     name = random.choice([name for name, life in harness.oracle.lives.items() if life.id is not None])
     harness.topic(name)
     random.choice(operations)(harness, name, random)
+    harness.check_all()  # what expires now is gone, also if the clock is set back later
 
 
 def back_up(
