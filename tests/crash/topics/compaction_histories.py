@@ -189,7 +189,8 @@ class CompactionHistory:
         seen = View.from_topic(found)
         last = max(seen.live, default=0) if not self.hard else seen.head
         self.model.written = {seq: record for seq, record in self.model.written.items() if seq <= last}
-        self.model.deleted -= seen.live  # a delete that was not synced
+        # Deletes that were not synced do not count, and class memory assigns lost seqs again.
+        self.model.deleted = {seq for seq in self.model.deleted - seen.live if seq <= seen.head}
         self._reopened()
 
     def _reopened(self) -> None:
