@@ -29,9 +29,9 @@ from tidelog.engine.context import EngineContext
 from tidelog.engine.delete import MatchedRecords
 from tidelog.engine.key_index import KeyIndex, KeyTable
 from tidelog.engine.record_keys import selector_of
-from tidelog.engine.segment import SizeCount
+from tidelog.engine.segment import Part, Segment, SizeCount
 from tidelog.engine.topic_state import CompactionProgress, TopicState
-from tidelog.errors import Error
+from tidelog.errors import Corrupt, Error
 from tidelog.formats import control_frames, frame
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
@@ -277,17 +277,31 @@ def horizon(topic: TopicState, stop: int) -> int:
 
 
 def record_times(topic: TopicState, seqs: Ints) -> Ints:
-    """Return the times of these ascending seqs in milliseconds; 0 where the record is gone."""
+    """Return the times of these ascending seqs in milliseconds; 0 where the record is gone. Raises Corrupt where an
+    index does not verify: a wrong time would remove a tombstone too early."""
     times = np.zeros(len(seqs), np.int64)
     with topic.lock:
         for part, first, stop in topic.index.slices(int(seqs[0]), int(seqs[-1]) + 1) if len(seqs) else ():
             lo, hi = np.searchsorted(seqs, (first, stop))
             if lo < hi:
+                _verify_index(part, int(seqs[lo]))
                 times[lo:hi] = part.entries()["ts"][seqs[lo:hi] - part.base].astype(np.int64)
     return times
 
 
+def _verify_index(part: Part, seq: int) -> None:
+    """Read a frame of a segment whose index was not verified yet: that compares index, frame and footer."""
+    if isinstance(part, Segment) and not part.is_index_verified:
+        fault = part.reader(seq, seq + 1, 1)().fault
+        if fault is not None:
+            raise Corrupt(part.path(".idx"), pos=fault.pos, reason=fault.reason)
+
+
 # ── background ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Stopped(Exception):
+    """The directory is being closed. What a run has logged stays, and the next one does the rest."""
 
 
 class Compactor:
@@ -297,7 +311,12 @@ class Compactor:
     def __init__(self, context: EngineContext, wait: Callable[[float], object] | None = None) -> None:
         """`wait` blocks for so many seconds, or less when the engine closes; None: no limit of the rate."""
         self._context, self._wait = context, wait
+        self._is_stopping = False
         self._next_ms: dict[TopicState, int] = {}  # when a topic is looked at again, monotonic
+
+    def stop(self) -> None:
+        """End a run after the segment that it indexes; the next start goes on."""
+        self._is_stopping = True
 
     def run_due(self) -> None:
         """Compact every topic that is due; raise the first error."""
@@ -307,12 +326,14 @@ class Compactor:
         for gone in self._next_ms.keys() - topics:
             del self._next_ms[gone]
         for topic in topics:
-            if self._next_ms.get(topic, 0) > now_ms or context.closing:
+            if self._next_ms.get(topic, 0) > now_ms or self._is_stopping:
                 continue
             self._next_ms[topic] = now_ms + context.limits.compaction_interval_ms
             try:
                 if is_due(topic):
                     compact_topic(topic, actor=COMPACTION_TASK, pace=self._pace)
+            except _Stopped:
+                return
             except Exception as error:
                 if not (topic.is_dropped or context.closing):
                     failed.append(error)
@@ -320,6 +341,8 @@ class Compactor:
             raise failed[0]
 
     def _pace(self, size: int) -> None:
+        if self._is_stopping:
+            raise _Stopped
         rate = self._context.limits.compaction_bytes_per_s
         if self._wait is not None and rate:
             self._wait(size / rate)

@@ -833,6 +833,7 @@ class Engine:
         if self._context.closed:
             return
         self._rewriter.stop()
+        self._compactor.stop()
         for thread in self._threads:
             thread.stop()
         writable = [shard for shard in self._context.shards if not shard.is_latched]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.unit.engine.harness import CLASSES, LOGGED, RESTARTS, TINY, EngineHarness, Restart
 
 from tidelog.engine import Engine, Topic
+from tidelog.engine.compaction import Compactor
 from tidelog.engine.config import TopicConfig
 from tidelog.errors import BadInput, Corrupt, ReadOnly
 
@@ -308,6 +310,38 @@ def test_a_key_file_that_is_lost_or_damaged_is_built_again(harm: str) -> None:
     assert world.log.context.key_tables.rebuilt_count == 1
     assert world.disk.tree()[files[0]] == content, "it is written again"
     assert world.log.health().ok
+
+
+def test_a_tombstone_whose_index_entry_is_damaged_is_not_removed() -> None:
+    world = EngineHarness(**TINY, compaction_interval_ms=1)
+    topic = keyed(world.log, tombstone_delay_ms=DAY_MS)
+    topic.append({"id": "a"}, meta={"tombstone": True})
+    put(topic, "b", "c", "d")
+    topic.compact()
+    world.log.checkpoint()
+    world.log.close()
+    (path,) = [path for path in world.files(".idx") if "/00000001/" in path]
+    file = world.disk.open(path, "write")
+    file.write(8, (1).to_bytes(8, "little"))  # the time of the first record: 1970
+    file.sync()
+    file.close()
+    world.log = world.open(world.disk)
+    topic = world.log.topic("t", create=False)
+    with suppress(Corrupt):
+        topic.compact()
+    assert 1 in live(topic)
+
+
+def test_a_run_stops_when_the_directory_is_closed() -> None:
+    world = EngineHarness(**TINY)
+    topic = keyed(world.log)
+    put(topic, *"aaaaaaaa")
+    topic.seal()
+    compactor = Compactor(world.log.context, lambda _: compactor.stop())
+    compactor.run_due()
+    assert live(topic) == list(range(1, 9)), "it stopped before it removed anything"
+    Compactor(world.log.context).run_due()
+    assert live(topic) == [8]
 
 
 def test_a_damaged_segment_is_reported_and_does_not_stop_other_topics() -> None:
