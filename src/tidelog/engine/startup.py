@@ -273,6 +273,9 @@ def _load_idle_topic(
     if segments:
         named = {(part.base, part.generation) for part in segments}
         _sweep_directory(context.disk, context.root, f"{topic.id:08X}", named, report)
+    # A topic with blobs is not idle: these are of streams that did not finish.
+    report.swept += [f"{TOPICS_DIR}/{topic.id:08X}/{file}" for file in blobs.sweep(context.disk, topic.directory, ())]
+    context.blob_ids.skip(0, topic.index.last_ts)
     if topic.config.type == "queue":
         context.queue_topics.add(topic)
     with topic.lock:

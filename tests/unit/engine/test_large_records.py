@@ -554,3 +554,41 @@ def test_the_id_of_a_blob_is_not_used_again_when_the_clock_is_set_back(world: En
     world.log = world.open(world.disk)
     world.log.topic("t").append_stream(pieces())
     assert files(world) > used
+
+
+def test_an_erasure_removes_the_blob_and_names_it() -> None:
+    world = EngineHarness()
+    topic = topic_of(world.log)
+    topic.append_stream(pieces(), tag="gone")
+    topic.append_stream(pieces(DATA[::-1]), tag="kept")
+    world.log.checkpoint()
+    gone, kept = files(world)
+    receipt = topic.erase(match="gone")
+    assert files(world) == [kept]
+    removed = [file for file in receipt.files if file.path.endswith(gone)]
+    assert [(file.action, file.bytes) for file in removed] == [("removed", 16 + len(DATA) + 8 * 5)]
+    assert not any(DATA[:64] in content or gone.encode() in content for content in world.disk.tree().values())
+    assert topic.open_record(2).read() == DATA[::-1]
+
+
+def test_a_rewrite_keeps_large_records(world: EngineHarness) -> None:
+    topic = topic_of(world.log)
+    for number in range(4):
+        topic.append_stream(pieces(DATA[number:]))
+        topic.append(b"x" * 50)
+    topic.seal()
+    world.log.checkpoint()
+    topic.delete(seqs=[1, 2, 5])
+    world.log.checkpoint()
+    topic.rewrite(force=True)
+    for again in (False, True):
+        topic = (world.restart("reopen") if again else world.log).topic("t")
+        large = [record for record in topic.read().records if isinstance(record.data, LargeData)]
+        assert [(record.seq, record.data.read()) for record in large] == [(3, DATA[1:]), (7, DATA[3:])]
+        assert topic.bytes == 3 * 50 + len(DATA) - 1 + len(DATA) - 3
+        world.log.checkpoint()
+    for _ in range(2):
+        topic.append("x")
+        world.log.checkpoint()
+    assert len(files(world)) == 2
+    assert not [finding for finding in check_directory(PATH, disk=world.disk) if finding.damage]
