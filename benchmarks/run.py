@@ -54,6 +54,7 @@ _MODULES = {
     "topics-backup": "topics.bench_backup",
     "topics-compaction": "topics.bench_compaction",
     "topics-rewrite": "topics.bench_rewrite",
+    "topics-tiers": "topics.bench_tiers",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

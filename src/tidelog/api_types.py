@@ -237,6 +237,15 @@ class BackupToMake(Struct):
     accept_damage: Annotated[bool, described("Also back up files that do not verify.")] = False
 
 
+class Relocate(Struct):
+    keep_segments: Annotated[U64 | None, described("How many of the newest sealed segments stay on the disk.")] = None
+
+
+class Recall(Struct):
+    first_seq: Annotated[U64, described("Only segments with seqs from here on.")] = 0
+    last_seq: Annotated[U64 | None, described("Only segments with seqs up to here.")] = None
+
+
 class Seek(Struct):
     ts: TimestampMs
 

@@ -22,6 +22,7 @@ from tidelog.clock import Clock
 from tidelog.disk import process
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.process import defer_signals_in
+from tidelog.disk.segment_store import SegmentStore
 from tidelog.engine.background import close_at_exit
 from tidelog.engine.backup import SourceFile, create_backup
 from tidelog.engine.backup_target import BackupInfo, no_progress
@@ -137,6 +138,11 @@ class Database:
     erase = _of_engine(Engine.erase)
     erasures = _of_engine(Engine.erasures)
     verify_erasures = _of_engine(Engine.verify_erasures)
+    tier_status = _of_engine(Engine.tier_status)
+    segment_places = _of_engine(Engine.segment_places)
+    relocate = _of_engine(Engine.relocate)
+    recall = _of_engine(Engine.recall)
+    claim_cold_store = _of_engine(Engine.claim_cold_store)
 
     @property
     def report(self) -> RecoveryReport:
@@ -242,6 +248,7 @@ def open(
     progress: Progress | None = None,
     channels: ChannelLimits | None = None,
     hook: Hook | None = None,
+    cold_store: SegmentStore | None = None,
     **settings: Any,
 ) -> Database:
     """Open the directory `path`, create it if it does not exist, and recover from a crash.
@@ -256,6 +263,7 @@ def open(
         progress: called as `progress(name, done, total)` during long work.
         channels: limits of channels.
         hook: a callable that authenticates users and validates payloads of channels.
+        cold_store: an open store to use instead of the one that the setting `cold` names.
     """
     opened = open_directory(
         path,
@@ -266,6 +274,7 @@ def open(
         accept_loss=accept_loss,
         progress=progress,
         settings=settings,
+        cold_store=cold_store,
     )
     try:
         return Database(Engine(opened, threads=threads), limits=channels, hook=hook)

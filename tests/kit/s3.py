@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class S3Server:
     """One server process. It can be stopped and started again on the same port, with the same objects."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         binary = build_server()
@@ -87,9 +88,9 @@ class S3Server:
 
     def start(self) -> None:
         environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-        with open(self._directory / "server.log", "ab") as log:
+        with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
-        eventually(self._accepts, 60, process=self._process, why=lambda: (self._directory / "server.log").read_text())
+        eventually(self._accepts, 60, process=self._process, why=lambda: (self.directory / "server.log").read_text())
         if self.kind == "moto":
             self._make_bucket()
 
@@ -109,6 +110,11 @@ class S3Server:
     def _accepts(self) -> bool:
         with closing(socket.socket()) as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Stop the process for a while, or let it go on: a server that hangs."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """Kill the server, as a machine that is gone."""

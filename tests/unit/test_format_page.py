@@ -27,6 +27,7 @@ from tidelog.commitlog.codecs import CODEC_NAMES as CODECS
 from tidelog.commitlog.codecs import laminar, make_codec, narwhal, rustlog, tide
 from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
+from tidelog.engine import cold_claim
 from tidelog.formats import (
     backup_manifest,
     batch,
@@ -342,6 +343,7 @@ def version_complaints(text: str) -> Iterator[str]:
         ".del": (sealed_segment.DELETIONS_MAGIC, sealed_segment.DELETIONS_VERSION),
         ".siz": (sealed_segment.SIZES_MAGIC, sealed_segment.SIZES_VERSION),
         "cold object": (cold_object.MAGIC, cold_object.VERSION),
+        "meta/COLD": (cold_claim._MAGIC, cold_claim._VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         ".partitions": (partitions._MAGIC, partitions._VERSION),
         "metadata.bin": (small_files.CHANNEL_MAGIC, small_files.CHANNEL_VERSION),
@@ -355,7 +357,7 @@ def version_complaints(text: str) -> Iterator[str]:
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
     if said != right:
         yield f"magics and versions are {right}, not {said}"
-    for magic, version in list(right.values())[:9]:
+    for magic, version in list(right.values())[:10]:
         if f"`{magic.decode()}` {version}" not in text:
             yield f"no section says that it has an envelope `{magic.decode()}` {version}"
 

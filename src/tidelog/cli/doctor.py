@@ -42,7 +42,7 @@ from tidelog.version import __version__
 
 def add_check(commands: Commands) -> None:
     """Add `check` to the command line."""
-    add_command(
+    parser = add_command(
         commands,
         "check",
         check,
@@ -53,15 +53,19 @@ def add_check(commands: Commands) -> None:
         "footer and its index, deletions and counts against the snapshot; and of channels: metadata, messages,\n"
         "cursors. Damage is named by file, byte and records, and gives exit code 1. Notes are leftovers of a\n"
         "crash that the next start repairs; they do not fail. Changes nothing, and works beside a writer.",
-        examples="tidelog check data && echo all good\ntidelog check data --json",
+        examples="tidelog check data && echo all good\ntidelog check data --json\ntidelog check data --full",
     )
+    parser.add_argument("--full", action="store_true", help="read every object of the cold store, not only its length")
+    parser.add_argument("--cold", metavar="ADDRESS", help="the cold store, where it needs credentials or has moved")
 
 
 def check(args: Namespace, screen: Screen) -> int:
     """Print every finding; return 1 where something is damaged."""
     check_holds_topics(args.dir)
     with screen.progress_bar(f"checking {args.dir}", total=1) as bar:
-        topics = check_directory(args.dir, progress=lambda _, done, total: bar(done, total))
+        topics = check_directory(
+            args.dir, progress=lambda _, done, total: bar(done, total), full=args.full, cold=args.cold
+        )
         channels = ChannelCheck(args.dir)
         findings = [*topics, *channels]
     damage = [finding for finding in findings if finding.damage]

@@ -21,7 +21,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import backup, channel, doctor, erase, group, log, pipeline, queue, retention, router, serve, topic
+from tidelog.cli import (
+    backup,
+    channel,
+    doctor,
+    erase,
+    group,
+    log,
+    pipeline,
+    queue,
+    retention,
+    router,
+    serve,
+    tier,
+    topic,
+)
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
 from tidelog.errors import Damaged, Error
@@ -37,6 +51,7 @@ _COMMANDS = {
     "retention": retention.add,
     "erase": erase.add,
     "router": router.add,
+    "tier": tier.add,
     "channel": channel.add,
     "serve": serve.add,
     "backup": backup.add,

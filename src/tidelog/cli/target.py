@@ -46,11 +46,11 @@ def check_holds_topics(path: str) -> None:
 
 
 @contextmanager
-def open_for_reading(path: str, screen: Screen) -> Iterator[tidelog.Database]:
+def open_for_reading(path: str, screen: Screen, **settings: Any) -> Iterator[tidelog.Database]:
     """Open a directory for reading, beside a writer. Prints the damage that recovery found."""
     check_holds_topics(path)
     with _point_to_check(path):
-        log = _open_database(path, screen, read_only=True)
+        log = _open_database(path, screen, read_only=True, **settings)
         try:
             for line in log.report.damage:
                 screen.print_note(f"damage: {line}; tidelog check {path} lists all of it")
@@ -61,14 +61,14 @@ def open_for_reading(path: str, screen: Screen) -> Iterator[tidelog.Database]:
 
 @contextmanager
 def open_for_writing(
-    path: str, screen: Screen, *, create: bool = False, accept_loss: bool = False
+    path: str, screen: Screen, *, create: bool = False, accept_loss: bool = False, **settings: Any
 ) -> Iterator[tidelog.Database]:
     """Open a directory for writing and print the repairs of recovery. Everything is durable when the block ends."""
     if not create:
         check_holds_topics(path)
     with _point_to_check(path):
         try:
-            log = _open_database(path, screen, wal_file_bytes=_WAL_FILE_BYTES, accept_loss=accept_loss)
+            log = _open_database(path, screen, wal_file_bytes=_WAL_FILE_BYTES, accept_loss=accept_loss, **settings)
         except Locked:
             raise Locked(
                 f"{path} is being written by another process{_lock_holder(path)}; nothing was changed, stop it first, "

@@ -398,7 +398,7 @@ class _EngineErrors:
         match code:
             case "invalid_request" | "batch_too_large" | "record_too_large":
                 return BadInput(message)
-            case "throttled" | "not_ready" | "shutting_down":
+            case "throttled" | "not_ready" | "shutting_down" | "store_unavailable":
                 return Unavailable(message)
             case "disk_full":
                 return errors.DiskFull(message)

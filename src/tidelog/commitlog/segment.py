@@ -114,6 +114,8 @@ REPLACEMENT_SUFFIX = ".compacted"  # after the name of the file to be replaced
 class MmapReader:
     """A sealed data file, read through its mapping."""
 
+    is_remote = False  # whether an access may wait for a network
+
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self.size: int = len(view)

@@ -6,7 +6,7 @@
 A store may hang for ever: a mounted file system whose server is away blocks in the kernel, and not every library has
 time limits. So no caller runs a store's code itself. A worker that hangs stays busy until the store answers; when all
 are busy for `timeout_s`, further calls fail as fast as that. An operation that fails with a retryable error is repeated
-with growing pauses. A refusal (`StoreDenied`) and a missing object are not repeated.
+with growing pauses. A refusal (`StoreDenied`), a missing object and a call that took too long are not repeated.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from tidelog.types import Buffer
 
 T = TypeVar("T")
 RETRY_PAUSES_S: Final = (0.1, 0.4, 1.6)
+
+
+class _TimedOut(StoreUnavailable):
+    """The store did not answer in time: the caller has waited long enough."""
 
 
 class _Operation:
@@ -113,7 +117,7 @@ class BoundedStore:
         while True:
             try:
                 return cast(T, self._run_once(run))
-            except StoreDenied:
+            except (StoreDenied, _TimedOut):
                 raise
             except StoreUnavailable:
                 pause = next(pauses, None)
@@ -152,7 +156,7 @@ class BoundedStore:
             self._check_open()
             self.timeouts += 1
             busy = f", all {self._threads_max} connections are waiting for it" if was_waiting else ""
-            raise StoreUnavailable(self.address, f"it did not answer within {self._timeout_s:g} s{busy}")
+            raise _TimedOut(self.address, f"it did not answer within {self._timeout_s:g} s{busy}")
 
     def _check_open(self) -> None:
         if self._closed.is_set():

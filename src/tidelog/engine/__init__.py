@@ -9,6 +9,7 @@ and `large_read` reads them, `blobs` knows which are needed.
     read    read or json_pages -> topic_index -> memtable and segment
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
     free    rewrite: segments without deleted records; erase: records gone from every file, with a receipt
+    tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory without changing it
 
     copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back

@@ -86,6 +86,7 @@ class CheckpointScheduler:
         self._context, self._list_topics, self._next_topic_id = context, list_topics, next_topic_id
         self._checkpoint_lock = Lock()  # one checkpoint at a time
         self.urgency = UrgentFlag()
+        self.discard_objects: Callable[[list[str]], object] = lambda _: None  # of the cold tier, unnamed
         self._last_attempt_ms = context.clock.monotonic_ms()
         self._last_attempt_bytes = self._covered_bytes = 0
         # WAL frames at the last complete checkpoint. Replayed frames are not covered.
@@ -167,7 +168,13 @@ class CheckpointScheduler:
 
     def _run(self, *, final: bool, copy: bool = True) -> FailedTopics:
         return run_checkpoint(
-            self._context, self._next_topic_id, self.state, final=final, pause=self._throttle(), copy=copy
+            self._context,
+            self._next_topic_id,
+            self.state,
+            final=final,
+            pause=self._throttle(),
+            copy=copy,
+            discard_objects=lambda keys: self.discard_objects(keys),
         )
 
     def _checkpoint(self, *, final: bool) -> None:
@@ -254,7 +261,9 @@ class CheckpointScheduler:
         limits = self._context.limits
         waited_ms = self._context.clock.monotonic_ms() - self._last_attempt_ms
         new_bytes = self._wal_bytes() - self._last_attempt_bytes
-        pending = bool(self.state.files_to_remove_next or self.state.files_to_remove)  # by another checkpoint
+        state = self.state
+        pending = bool(state.files_to_remove_next or state.files_to_remove)  # by another checkpoint
+        pending = pending or bool(state.hot_to_remove_next or state.hot_to_remove or state.objects_to_remove_next)
         if self._is_disk_full and waited_ms >= _DISK_FULL_CHECKPOINT_MS:
             return self._is_uncovered() or pending
         return (self._is_uncovered() or pending) and (

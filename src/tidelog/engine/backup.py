@@ -33,6 +33,7 @@ from tidelog.engine.backup_target import (
     no_progress,
     running_key,
 )
+from tidelog.engine.cold_reader import ColdDataFile
 from tidelog.engine.context import EngineContext
 from tidelog.engine.engine import Engine
 from tidelog.engine.manifest import MANIFEST_DIR, encode_manifest
@@ -166,7 +167,7 @@ class _Creation:
             progress,
             random_bytes,
         )
-        self._disk, self._root = engine.context.disk, engine.context.root
+        self._disk, self._root, self._cold = engine.context.disk, engine.context.root, engine.context.cold
         self._files: list[BackupFile] = []
         self._stored: dict[str, int] = {}  # objects of the target that need not be written again
         self._parent: dict[str, BackupFile] = {}
@@ -301,9 +302,11 @@ class _Creation:
             try:
                 file = self._disk.open(path)
             except FileNotFoundError:
-                if source.is_required:
-                    self._report_damage(source.path, 0, "the file is missing")
-                continue
+                if source.cold is None:
+                    if source.is_required:
+                        self._report_damage(source.path, 0, "the file is missing")
+                    continue
+                file = ColdDataFile(self._cold, source.cold, size)
             try:
                 if file.size() < size:
                     self._report_damage(source.path, file.size(), f"it ends there, {size} bytes were written")
@@ -314,7 +317,8 @@ class _Creation:
                     copied = self._put_bytes(source.path, content, link=source.is_final)
                     is_known = footer is not None and source.is_final and known == copied
                 else:
-                    self._put_file(source.path, file, 0, size, link=source.is_final, footer=footer)
+                    is_local = not isinstance(file, ColdDataFile)
+                    self._put_file(source.path, file, 0, size, link=source.is_final and is_local, footer=footer)
             finally:
                 file.close()
 

@@ -8,6 +8,7 @@
              .tag        byte for byte what the data gives, if there is one
              .del        its checksum, and the live records that the snapshot counts
              blobs/      every chunk of every blob that a live record names
+    cold store           the length of every object; with `full`, every byte of it
     all of it            without damage, opening the directory read-only must report none either
 
 Damage is what no crash leaves; notes are what the next start repairs. A writer may be active: damage is verified
@@ -27,24 +28,27 @@ from numpy.typing import NDArray
 
 from tidelog.commitlog.codec import Fault, SegmentContent
 from tidelog.commitlog.segment import MmapReader, map_file
+from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import read_file
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.segment_store import SegmentStore
 from tidelog.engine import blobs, manifest
-from tidelog.engine.config import OWN, TopicConfig
+from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
 from tidelog.engine.key_index import KEY_INDEX_SUFFIX, encode_key_index
 from tidelog.engine.large_read import BlobReader
-from tidelog.engine.manifest import LoadedManifest, Manifest, SegmentRow, TopicRow
+from tidelog.engine.manifest import ColdRow, LoadedManifest, Manifest, SegmentRow, TopicRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.record_keys import selector_of
 from tidelog.engine.recovery import replay_start
 from tidelog.engine.results import FindingKind, Progress
 from tidelog.engine.segment import CODEC, format_file_name, parse_file_name
-from tidelog.engine.startup import QUARANTINE_DIR, open_directory
+from tidelog.engine.startup import QUARANTINE_DIR, open_cold_store, open_directory
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, SegmentKey, encode_tag_index
+from tidelog.engine.tiers import verify_object
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
+from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, StoreUnavailable, Unavailable
 from tidelog.formats import frame, key_index, large_record, scan, sealed_segment, segment_index, tag_index
 from tidelog.formats.large_record import BlobRef
 from tidelog.formats.rows import Rows, ScanResult
@@ -60,6 +64,7 @@ _FILE_SUFFIXES: Final = {
     "tags": ".tag",
     "keys": ".key",
     "deletions": ".del",
+    "cold": ".data",
 }
 _CHUNK_BYTES: Final = 8 << 20
 CHECK_TASK_BYTES: Final = 64 << 20
@@ -79,9 +84,26 @@ class Finding(NamedTuple):
     seqs: range = range(0)  # records that cannot be read because of it
 
 
-def check_directory(path: str, *, disk: Disk | None = None, progress: Progress | None = None) -> DirectoryCheck:
-    """Verify a data directory: iterate over the findings, oldest places of each part first."""
-    return DirectoryCheck(str(path).rstrip("/") or "/", disk or PosixDisk(), progress or (lambda *_: None))
+def check_directory(
+    path: str,
+    *,
+    disk: Disk | None = None,
+    progress: Progress | None = None,
+    full: bool = False,
+    cold: str | None = None,
+    cold_store: SegmentStore | None = None,
+) -> DirectoryCheck:
+    """Verify a data directory: iterate over the findings, oldest places of each part first.
+
+    Args:
+        full: read every object of the cold store, instead of asking for its length.
+        cold: the address of the cold store, with credentials; None: the one that the directory names.
+        cold_store: an open store, instead of `cold`.
+    """
+    root = str(path).rstrip("/") or "/"
+    return DirectoryCheck(
+        root, disk or PosixDisk(), progress or (lambda *_: None), full=full, cold=cold, cold_store=cold_store
+    )
 
 
 class CheckTask(NamedTuple):
@@ -90,6 +112,8 @@ class CheckTask(NamedTuple):
     path: str
     shard: str | None
     segments: tuple[tuple[TopicRow, SegmentRow], ...] = ()
+    full: bool = False  # read objects of the cold store
+    cold: str | None = None  # its address; None: as the directory says
 
 
 class CheckResult(NamedTuple):
@@ -100,19 +124,25 @@ class CheckResult(NamedTuple):
     dropped: frozenset[int] = frozenset()  # topics whose drop is in the WAL
 
 
-def run_check_task(task: CheckTask, *, disk: Disk | None = None) -> CheckResult:
+def run_check_task(task: CheckTask, *, disk: Disk | None = None, cold_store: SegmentStore | None = None) -> CheckResult:
     """Check one shard or some segments."""
     disk = disk or PosixDisk()
     if task.shard is not None:
         return ShardCheck(disk, task.path, task.shard).run()
     results: list[tuple[Finding, SegmentKey | None]] = []
+    opened: BoundedStore | None = None
+    if cold_store is None and any(row.cold is not None and row.cold.key for _, row in task.segments):
+        cold_store = opened = open_cold_store(disk, task.path, EngineConfig(cold=task.cold))
     for topic, row in task.segments:
-        findings = SegmentCheck(disk, topic_directory(task.path, topic.id), topic, row).findings()
+        directory = topic_directory(task.path, topic.id)
+        findings = SegmentCheck(disk, directory, topic, row, cold_store, full=task.full).findings()
         findings = [each for each in findings if each.kind != "blob" or not _was_record_removed(disk, task.path, each)]
         results += [
             (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base, row.generation))
             for finding in findings
         ]
+    if opened is not None:
+        opened.close()
     return CheckResult(tuple(results), len(task.segments), 0, sum(row.size for _, row in task.segments))
 
 
@@ -122,8 +152,18 @@ class DirectoryCheck:
     To run in parallel, iterate `begin()`, run its `tasks` anywhere, and iterate `merge_results`.
     """
 
-    def __init__(self, root: str, disk: Disk, progress: Progress) -> None:
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        progress: Progress,
+        *,
+        full: bool = False,
+        cold: str | None = None,
+        cold_store: SegmentStore | None = None,
+    ) -> None:
         self._root, self._disk, self._progress = root, disk, progress
+        self._full, self._cold, self._cold_store = full, cold, cold_store
         self._wal = join(root, WAL_DIR)
         self._dropped_topics: set[int] = set()
         self.tasks: list[CheckTask] = []
@@ -160,7 +200,7 @@ class DirectoryCheck:
     def _run_tasks(self, loaded: LoadedManifest) -> Iterator[Finding]:
         total = len(self._shard_keys(loaded)) + sum(len(row.segments) for row in loaded.manifest.topics)
         for done, task in enumerate(self._iter_tasks(loaded, 1), 1):
-            result = run_check_task(task, disk=self._disk)
+            result = run_check_task(task, disk=self._disk, cold_store=self._cold_store)
             self._progress(task.segments[0][0].name if task.segments else f"WAL {task.shard}".strip(), done, total)
             yield from self._merge(result)
 
@@ -174,10 +214,10 @@ class DirectoryCheck:
             for segment in row.segments if row.id not in self._dropped_topics else ():
                 segments.append((slim, segment))
                 if sum(each.size for _, each in segments) >= task_bytes:
-                    yield CheckTask(self._root, None, tuple(segments))
+                    yield CheckTask(self._root, None, tuple(segments), self._full, self._cold)
                     segments = []
         if segments:
-            yield CheckTask(self._root, None, tuple(segments))
+            yield CheckTask(self._root, None, tuple(segments), self._full, self._cold)
 
     def _merge(self, result: CheckResult) -> Iterator[Finding]:
         """Yield findings, except damage of a segment that a writer removed meanwhile."""
@@ -233,7 +273,9 @@ class DirectoryCheck:
             "settings": {},
         }
         try:
-            opened = open_directory(self._root, read_only=True, disk=self._disk, **defaults)
+            opened = open_directory(
+                self._root, read_only=True, disk=self._disk, cold_store=self._cold_store, **defaults
+            )
         except (Refused, Damaged) as error:
             return [Finding("start", ".", None, str(error))]
         counts = [topic.index.count for topic in opened.topics.resident() if not topic.name.startswith(OWN)]
@@ -460,7 +502,17 @@ def checkpoint_summary(path: str, disk: Disk | None = None) -> CheckpointSummary
 class SegmentCheck:
     """One segment's files against each other and against its row of the snapshot."""
 
-    def __init__(self, disk: Disk, directory: str, topic: TopicRow, row: SegmentRow) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        topic: TopicRow,
+        row: SegmentRow,
+        cold_store: SegmentStore | None = None,
+        *,
+        full: bool = False,
+    ) -> None:
+        self._cold_store, self._is_full = cold_store, full
         self._disk, self._stem, self._topic, self._row = (
             disk,
             join(directory, format_file_name(row.base, row.generation, "")),
@@ -479,6 +531,11 @@ class SegmentCheck:
         except OSError as error:
             self._add_finding("data", *_describe_error(error))
             return self._found
+        if row.cold is not None and row.cold.key:
+            self._check_object(row.cold, foot)
+            if data is None or len(data) < row.size:
+                self._check_cold_files(index, foot)
+                return self._found
         if data is None:
             self._add_finding("data", None, "the file is missing", range(row.base, row.stop))
             return self._found
@@ -496,6 +553,42 @@ class SegmentCheck:
             self._check_blobs(scanned.rows, deleted)
             self._check_key_index(scanned.rows, has_footer=foot is not None)
         return self._found
+
+    def _check_object(self, row: ColdRow, foot: Footer | None) -> None:
+        """Check the object of a segment in the cold store: its length, or all of it."""
+        store, seqs = self._cold_store, range(self._row.base, self._row.stop)
+        if store is None:
+            self._add_finding(
+                "cold", None, "its data is in a cold store that is not known here: not verified", damage=False
+            )
+            return
+        where = f"{store.address}/{row.key}"
+        try:
+            if self._is_full:
+                verify_object(store, row, self._row.size, foot, where)
+                return
+            length = store.length(row.key)
+        except StoreUnavailable as error:
+            self._add_finding("cold", None, f"its object was not verified: {error}", damage=False)
+        except (Corrupt, NewerFormat) as error:
+            pos, reason = _describe_error(error)
+            self._add_finding("cold", pos, f"{where}: {reason}", seqs)
+        else:
+            if length != row.length:
+                actual = "is missing" if length is None else f"has {length} bytes"
+                self._add_finding("cold", None, f"the object {where} {actual}, {row.length} were stored", seqs)
+
+    def _check_cold_files(self, index: Buffer | None, foot: Footer | None) -> None:
+        """Check the files that stay on the disk, as far as that needs no data."""
+        self._check_length("index", len(index or b""), self._entries)
+        if foot is not None and index is not None and (fault := sealed_segment.find_index_fault(foot, index)):
+            self._add_finding("index", None, fault)
+        sizes = read_file(self._disk, f"{self._stem}.siz")
+        try:
+            if sizes is not None:
+                sealed_segment.decode_record_sizes(sizes, self._row.base, self._row.stop - self._row.base)
+        except (Corrupt, NewerFormat) as error:
+            self._add_finding("counts", *_describe_error(error))
 
     def _add_finding(
         self, kind: FindingKind, pos: int | None, reason: str, seqs: range = range(0), *, damage: bool = True

@@ -29,7 +29,7 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ from tidelog.disk.interface import File, join
 from tidelog.engine import blobs, groups, idempotency, retention
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.key_index import write_key_index
-from tidelog.engine.manifest import GroupRow, ManifestStore, Positions, QueueRow, TopicEntry, TopicRow
+from tidelog.engine.manifest import ColdRow, GroupRow, ManifestStore, Positions, QueueRow, TopicEntry, TopicRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.routing import manager
 from tidelog.engine.segment import CODEC, SEGMENT_SUFFIXES, Segment, SegmentFiles
@@ -64,6 +64,9 @@ class CheckpointState:
     store: ManifestStore  # the newest manifest
     files_to_remove_next: list[str] = field(default_factory=list)  # named by the newest manifest's predecessor only
     files_to_remove: list[str] = field(default_factory=list)  # named by neither
+    objects_to_remove_next: list[str] = field(default_factory=list)  # the same for objects in the cold tier
+    hot_to_remove_next: list[HotCopy] = field(default_factory=list)  # data files that the predecessor needs
+    hot_to_remove: list[HotCopy] = field(default_factory=list)  # data files that neither needs
     old_layout_shards: tuple[GroupRow, ...] = ()  # of an earlier shard count, replayed and not written any more
     needs_checkpoint: bool = False  # before anything is written: replay must not start where it did
     has_saved: bool = False  # this process has saved a manifest, which versions without large records refuse
@@ -79,6 +82,14 @@ class CheckpointState:
         return self.store.positions.groups
 
 
+class HotCopy(NamedTuple):
+    """The data file of a segment whose object in the cold tier is verified."""
+
+    topic: TopicState
+    segment: Segment
+    row: ColdRow  # the object; the file stays if the segment names another one, or none
+
+
 FailedTopics: TypeAlias = dict[TopicState, Exception]
 """Topics that a checkpoint could not write, and why."""
 
@@ -91,12 +102,13 @@ def run_checkpoint(
     final: bool,
     pause: Callable[[], object] = lambda: None,
     copy: bool = True,
+    discard_objects: Callable[[list[str]], object] = lambda _: None,
 ) -> FailedTopics:
     """Run a checkpoint and return the topics it had to leave out.
 
     `final`: no more writes follow, so no seq stays reserved. `pause` is called after each step of the copying, with no
     lock held. Without `copy` no record is copied: topics with records to copy are left out, but segments without live
-    records are dropped.
+    records are dropped. `discard_objects` gets keys of objects in the cold tier that no manifest names any more.
     """
     positions = [shard.position() for shard in context.shards]
     # Topics below this id are complete: each of them has a row or is among those that are taken next.
@@ -104,7 +116,17 @@ def run_checkpoint(
     # Taken after the positions: a change from here on has its frame after the start of replay.
     topics = context.take_dirty_topics()
     try:
-        failed = _run_checkpoint(context, topics, positions, next_id, state, final=final, pause=pause, copy=copy)
+        failed = _run_checkpoint(
+            context,
+            topics,
+            positions,
+            next_id,
+            state,
+            final=final,
+            pause=pause,
+            copy=copy,
+            discard_objects=discard_objects,
+        )
     except BaseException:
         context.dirty_topics.update(topics)
         raise
@@ -122,12 +144,15 @@ def _run_checkpoint(
     final: bool,
     pause: Callable[[], object],
     copy: bool,
+    discard_objects: Callable[[list[str]], object],
 ) -> FailedTopics:
     dropped = {topic.id for topic in topics if _was_dropped(topic)}
     topics = [topic for topic in topics if topic.id not in dropped]
     failed = _persist_floors(topics)
     entries: list[TopicEntry] = []
     files_to_remove: list[str] = []
+    objects_to_remove: list[str] = []
+    hot_copies: list[HotCopy] = []
     written: list[TopicState] = []
     removed_blobs: dict[TopicState, int] = {}
     freed: set[TopicState] = set()  # left out, except for segments without live records
@@ -163,6 +188,8 @@ def _run_checkpoint(
         ]
         removed_blobs[topic] = len(topic.dropped_blobs)
         files_to_remove += [blobs.blob_path(topic.directory, blob_id) for blob_id in topic.dropped_blobs]
+        objects_to_remove += topic.unnamed_objects
+        hot_copies += _hot_copies(topic)
         written.append(topic)
     if failed and not written:
         context.dirty_topics.update(topics)
@@ -188,10 +215,18 @@ def _run_checkpoint(
             unnamed = topic.unnamed_segments
             topic.dropped_segments = [files for files in topic.dropped_segments if files not in unnamed]
             del topic.dropped_blobs[: removed_blobs[topic]]  # commits that failed meanwhile have added more
+            unnamed_objects = set(topic.unnamed_objects)
+            topic.dropped_objects = [key for key in topic.dropped_objects if key not in unnamed_objects]
+            saved = {id(segment) for segment in topic.saved_relocations}
+            topic.relocated_segments = [each for each in topic.relocated_segments if id(each) not in saved]
+            topic.saved_relocations = []
     state.files_to_remove, state.files_to_remove_next = (
         [*state.files_to_remove, *state.files_to_remove_next],
         files_to_remove,
     )
+    discard_objects(state.objects_to_remove_next)
+    state.objects_to_remove_next = objects_to_remove
+    state.hot_to_remove, state.hot_to_remove_next = [*state.hot_to_remove, *state.hot_to_remove_next], hot_copies
     _remove_unneeded(context, state, old_positions, complete=not failed)
     return failed
 
@@ -199,6 +234,34 @@ def _run_checkpoint(
 def _was_dropped(topic: TopicState) -> bool:
     with topic.lock:  # a drop and its removal for the gap log are one step
         return topic.is_dropped
+
+
+def _hot_copies(topic: TopicState) -> list[HotCopy]:
+    """Return the data files that the manifest which is being saved does not need: its row names an object."""
+    with topic.lock:
+        return [
+            HotCopy(topic, segment, segment.cold)
+            for segment in topic.saved_relocations
+            if segment.cold is not None and segment.has_cold_copy
+        ]
+
+
+def _remove_hot_copies(context: EngineContext, state: CheckpointState) -> set[str]:
+    """Remove data files of segments in the cold tier; return their directories. A file that was recalled stays."""
+    directories: set[str] = set()
+    if context.cold.store is None or context.pins.hold_segments:
+        return directories  # without a store the file is all that can be read here
+    while state.hot_to_remove:
+        topic, segment, row = state.hot_to_remove[-1]
+        with context.hot_files_lock:
+            with topic.lock:
+                is_needed = topic.is_dropped or segment not in topic.index.parts or segment.cold is not row
+            if not is_needed:
+                if remove_if_exists(context.disk, segment.path(".data")):
+                    directories.add(segment.files.directory)
+                segment.unmap()
+        state.hot_to_remove.pop()
+    return directories
 
 
 def _persist_floors(topics: Sequence[TopicState]) -> FailedTopics:
@@ -552,6 +615,8 @@ class SegmentWriter:
             if memtable in index.parts:
                 index.parts.remove(memtable)
         segment.is_sealed = segment.is_sealed or self.is_complete
+        if segment.is_sealed:
+            self._topic.context.sealed_topics.add(self._topic)
         segment.lacks_footer = segment.lacks_footer or self._lacks_footer
         self._files.unmap(self.base, 0)
 
@@ -584,7 +649,12 @@ def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
         index.drop_parts(dropped)
         topic.dropped_segments += [(part.base, part.generation) for part in dropped if isinstance(part, Segment)]
         topic.unnamed_segments = topic.dropped_segments.copy()
+        topic.dropped_objects += [
+            part.cold.key for part in dropped if isinstance(part, Segment) and part.cold is not None and part.cold.key
+        ]
+        topic.unnamed_objects = topic.dropped_objects.copy()
         segments = [part for part in index.parts if isinstance(part, Segment)]
+        topic.saved_relocations = list(topic.relocated_segments)
         vectors = [(segment, segment.encode_deletions()) for segment in segments if segment.has_unsaved_deletions]
         for segment, _ in vectors:
             segment.has_unsaved_deletions = False
@@ -701,6 +771,7 @@ def _remove_unneeded(
             removed.add(path)
     finally:
         state.files_to_remove = [path for path in state.files_to_remove if path not in removed]
+    directories |= _remove_hot_copies(context, state)
     for directory in sorted(directories):
         if context.disk.stat(directory) is not None:  # otherwise its topic was dropped
             context.disk.sync_dir(directory)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -30,6 +30,7 @@ TopicType: TypeAlias = Literal["log", "queue"]
 Discard: TypeAlias = Literal["old", "reject"]
 Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync"]
 Consistency: TypeAlias = Literal["eventual", "strong"]
+ColdCompression: TypeAlias = Literal["none", "zstd"]
 
 KEYS: Final = (  # the order of the contract
     *("type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "auto_priority"),
@@ -43,6 +44,8 @@ _ADDED_DEFAULTS: Final = {
     "max_record_bytes": 1 << 20,
     "compaction": None,
     "tombstone_delay_ms": TOMBSTONE_DELAY_MS,
+    "hot_retain_segments": None,
+    "hot_retain_bytes": None,
 }
 ADDED: Final = tuple(_ADDED_DEFAULTS)  # keys beside the contract's: written only if not the default
 MAX_RECORD_BYTES_MAX: Final = (1 << 32) - 1  # 4 GiB less one byte: an index has 32 bits for a length
@@ -149,6 +152,14 @@ class TopicConfig:
     tombstone_delay_ms: int = TOMBSTONE_DELAY_MS
     """How long compaction keeps the record that marks its key as deleted."""
 
+    hot_retain_segments: int | None = None
+    """How many of the newest sealed segments stay on the disk where there is a cold store. None: as the engine's
+    setting."""
+
+    hot_retain_bytes: int | None = None
+    """How many bytes of the newest sealed segments stay on the disk, at most; 0: no limit. None: as the engine's
+    setting."""
+
     def __post_init__(self) -> None:
         _check_int("max_record_bytes", self.max_record_bytes, 1, MAX_RECORD_BYTES_MAX)
         for name, choices in _CHOICES.items():
@@ -159,6 +170,9 @@ class TopicConfig:
             _check_bool(name, getattr(self, name))
         if self.priority is not None:
             _check_int("priority", self.priority, -_I32_MAX - 1, _I32_MAX)
+        for name in ("hot_retain_segments", "hot_retain_bytes"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, _U64_MAX)
         if self.consistency == "strong" and self.durability in ("memory", "ephemeral"):
             raise BadInput(
                 f"consistency is strong and durability {self.durability}, which promises nothing after a power cut: "
@@ -364,7 +378,35 @@ class EngineConfig:
     rewrite_bytes_per_second: int = 32 << 20
     """How fast segments are rewritten in the background. 0: without a limit."""
 
+    cold: str | None = field(default=None, repr=False)
+    """The cold store: a directory, or an address such as s3://bucket/prefix. Old segments move there. None: all stay
+    on the disk; segments that moved before are read where they are."""
+
+    hot_retain_segments: int = 4
+    """How many of the newest sealed segments of a topic stay on the disk. A topic may have its own number."""
+
+    hot_retain_bytes: int = 0
+    """How many bytes of them stay on the disk, at most; 0: no limit. The stricter of the two decides."""
+
+    cold_compression: ColdCompression = "none"
+    """How segments are stored in the cold store: `none`, byte for byte, or `zstd`."""
+
+    cold_rate_bytes: int = 64 << 20
+    """How many bytes a second the background copies to the cold store. 0: no limit."""
+
+    cold_cache_bytes: int = 64 << 20
+    """Memory for blocks that were read from the cold store."""
+
+    cold_timeout_ms: int = 30_000
+    """How long a read or a copy waits for the cold store before it fails."""
+
+    cold_threads: int = 4
+    """How many requests to the cold store run at once."""
+
     def __post_init__(self) -> None:
+        _check_choice("cold_compression", self.cold_compression, get_args(ColdCompression))
+        if self.cold is not None and (type(self.cold) is not str or not self.cold.strip()):
+            raise BadInput(f"cold is {_format_value(self.cold)}, it must be a directory or the address of a store")
         for name, (minimum, maximum) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
                 _check_int(name, getattr(self, name), minimum, maximum)
@@ -407,6 +449,12 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "rewrite_dead_percent": (0, 100),
     "rewrite_dead_bytes_min": (0, _I64_MAX),
     "rewrite_bytes_per_second": (0, _I64_MAX),
+    "hot_retain_segments": (0, _I64_MAX),
+    "hot_retain_bytes": (0, _I64_MAX),
+    "cold_rate_bytes": (0, _I64_MAX),
+    "cold_cache_bytes": (0, _I64_MAX),
+    "cold_timeout_ms": (1, _I64_MAX),
+    "cold_threads": (1, 256),
 }
 
 

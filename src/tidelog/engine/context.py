@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from tidelog.clock import Clock
 from tidelog.disk.interface import Disk, join
 from tidelog.engine.blobs import BlobIds
+from tidelog.engine.cold_reader import ColdReader
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.health import BACKGROUND_TASKS, HealthMonitor
 from tidelog.engine.key_index import KeyTables
@@ -373,6 +374,10 @@ class EngineContext:
     compacted_topics: set[TopicState] = field(default_factory=set)  # topics with compaction
     compaction_stats: CompactionStats = field(default_factory=CompactionStats)
     key_tables: KeyTables = field(init=False)
+    cold: ColdReader = field(default_factory=lambda: ColdReader(None, 0))  # reads segments of the cold tier
+    sealed_topics: set[TopicState] = field(default_factory=set)  # topics that may have segments to move to it
+    idle_sealed: list[str] = field(default_factory=list)  # idle topics with sealed segments, if there is a cold store
+    hot_files_lock: Lock = field(default_factory=Lock)  # held while a data file is removed or recalled
     disk_reserve: DiskReserve = field(init=False)
     removals: PendingRemovals = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -411,7 +416,7 @@ class EngineContext:
         return self.clock.now_us() // 1000
 
     def segment_files(self, topic_id: int) -> SegmentFiles:
-        return SegmentFiles(self.disk, topic_directory(self.root, topic_id), topic_id, self.mmap_cache)
+        return SegmentFiles(self.disk, topic_directory(self.root, topic_id), topic_id, self.mmap_cache, self.cold)
 
     def shard(self, topic_id: int) -> Shard:
         if self.closed:

@@ -19,7 +19,7 @@ import msgspec
 from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.process import defer_signals_in
-from tidelog.engine import append, groups, read, retention, startup
+from tidelog.engine import append, groups, read, retention, startup, tiers
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
 from tidelog.engine.batch_encoder import check_int
@@ -42,6 +42,7 @@ from tidelog.engine.routing.manager import RouterManager, require_router
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.snapshot import EngineSnapshot
+from tidelog.engine.tiers import Moved, SegmentPlace, Tiers, TierStatus
 from tidelog.engine.topic import Topic
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
@@ -114,6 +115,9 @@ class TopicCreation(NamedTuple):
     "gaps",
     "tick",
     "checkpoint",
+    "relocate",
+    "recall",
+    "claim_cold_store",
     "refresh",
     "close",
 )
@@ -150,6 +154,15 @@ class Engine:
         self._eraser = Eraser(
             self._context, self._rewriter, self.checkpoint, self._checkpoints.state.store.request_base, Lock()
         )
+        self._tiers = Tiers(
+            self._context,
+            opened.claim,
+            self._list_topics,
+            lambda: self._topics.idle_rows(),
+            self._find_topic,
+            opened.named_objects,
+        )
+        self._checkpoints.discard_objects = self._tiers.discard
         for topic in self._topics.resident() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()
@@ -165,6 +178,8 @@ class Engine:
             self.start_background_task("rewrite", self._rewriter.run)
             self._compactor = Compactor(self._context, self._wait_unless_urgent)
             self.start_background_task(COMPACTION_TASK, self._compactor.run_due)
+            if self._tiers.is_enabled:
+                self.start_background_task(tiers.TASK, self._tiers.run)
             close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
@@ -379,6 +394,7 @@ class Engine:
         self._context.compacted_topics.discard(topic)
         self._context.key_tables.drop(topic.id)
         self._context.health.forget_topic(topic.id)
+        self._tiers.discard_topic(topic)
         self._dropped.append(topic)  # files are removed in the background: unlinking many would block every other topic
 
     def _find_topic(self, name: object) -> TopicState | None:
@@ -515,6 +531,69 @@ class Engine:
     def corruption(self) -> tuple[Corruption, ...]:
         """Return stored bytes that did not verify since the directory was opened, each place once."""
         return self._context.health.corrupt_places()
+
+    # ── tiers ─────────────────────────────────────────────────────────────────────────────────
+
+    def tier_status(self) -> TierStatus:
+        """Return where segments are, and what was moved and read since the directory was opened."""
+        self._check_open()
+        return self._tiers.status()
+
+    def segment_places(self, topic: str | None = None) -> list[SegmentPlace]:
+        """Return where each sealed segment of a topic, or of all topics, is."""
+        self._check_open()
+        return list(self._tiers.places(self._named_topics(topic)))
+
+    def relocate(self, topic: str | None = None, *, keep_segments: int | None = None) -> Moved:
+        """Move old segments of a topic, or of all topics, to the cold store now; also recalled ones.
+
+        Args:
+            keep_segments: so many of the newest sealed segments stay on the disk, instead of what the settings say.
+
+        Raises:
+            StoreUnavailable: there is no store, or it does not answer. What was moved before stays moved.
+        """
+        self._check_writable()
+        self.checkpoint()
+        moved = self._tiers.relocate(self._named_topics(topic), keep_segments=keep_segments)
+        self._finish_moves(moved)
+        return moved
+
+    def recall(self, topic: str | None = None, *, first_seq: int = 0, last_seq: int | None = None) -> Moved:
+        """Bring segments of a topic, or of all topics, back from the cold store. They stay on the disk until they are
+        relocated by hand.
+
+        Args:
+            first_seq, last_seq: only segments with one of these seqs.
+
+        Raises:
+            StoreUnavailable: there is no store, or it does not answer. What was recalled before stays on the disk.
+        """
+        self._check_writable()
+        moved = self._tiers.recall(self._named_topics(topic), first_seq, last_seq)
+        self._finish_moves(moved)
+        return moved
+
+    def claim_cold_store(self) -> None:
+        """Take the cold store from another copy of this database, which may no longer write there."""
+        self._check_writable()
+        self._tiers.claim()
+
+    def _finish_moves(self, moved: Moved) -> None:
+        """Save two manifests, so that neither needs the copies that are not needed any more."""
+        state = self._checkpoints.state
+        if moved.segments or state.hot_to_remove or state.hot_to_remove_next:
+            for _ in range(2):
+                self.checkpoint()
+
+    def _named_topics(self, name: str | None) -> list[TopicState]:
+        if name is None:
+            found = (self._find_topic(each) for each in list(self._topics.names()))  # idle ones are loaded
+            return [topic for topic in found if topic is not None]
+        topic = self._find_topic(name)
+        if topic is None:
+            raise TopicNotFound(name)
+        return [topic]
 
     # ── routers ───────────────────────────────────────────────────────────────────────────────
 
@@ -834,6 +913,7 @@ class Engine:
             return
         self._rewriter.stop()
         self._compactor.stop()
+        self._tiers.stop()
         for thread in self._threads:
             thread.stop()
         writable = [shard for shard in self._context.shards if not shard.is_latched]
@@ -886,6 +966,9 @@ class Engine:
             context.removals,
             context.buffer_pool,
             context.pins,
+            context.cold,
+            context.cold.cache,
+            self._tiers,
             self._gap_log,
             self._router_manager,
             self._rewriter,

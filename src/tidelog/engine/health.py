@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, NamedTuple
 
+from tidelog.errors import StoreUnavailable
+
 _log = logging.getLogger("tidelog.engine")
 BACKGROUND_TASKS: Final = (  # of every engine
     *("checkpoint", "compaction", "erase", "expiry", "history", "ledger", "rewrite", "routers", "sync"),
@@ -114,7 +116,9 @@ class HealthMonitor:
             if not is_silent:
                 state.logged_ms = now_ms
         if not is_silent:
-            _log.error("%s: %s failed (%d in a row): %s", self._root, task, count, text, exc_info=error)
+            # A store that is away is no bug: where the error was raised says nothing.
+            trace = None if isinstance(error, StoreUnavailable) else error
+            _log.error("%s: %s failed (%d in a row): %s", self._root, task, count, text, exc_info=trace)
 
     # ── stored bytes ──────────────────────────────────────────────────────────────────────────
 

@@ -52,6 +52,16 @@ DELTAS_MAX: Final = 64  # since the newest base, before another one is written
 DELTA_BYTES_MIN: Final = 1 << 16  # of deltas that are no reason for another base, however small the newest is
 
 
+class ColdRow(msgspec.Struct, array_like=True, frozen=True):
+    """The object of a segment in the cold tier."""
+
+    key: str  # in the store; "" of a segment that was recalled: it stays on the disk
+    length: int  # of the object
+    digest: int  # XXH3-64 of the object
+    data_digest: int  # XXH3-64 of the data
+    compression: int  # 0: the object is the data file, 1: blocks of zstd
+
+
 class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
     """One segment's files. An unsealed one is the last of its topic."""
 
@@ -66,6 +76,7 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
     unproven: bool = False  # sealed without a footer, because not all of its frames verified
     generation: int = 0  # of its files: how often it was rewritten
     removed: int = 0  # deleted records whose bytes a rewrite removed
+    cold: ColdRow | None = None  # None: on the disk
 
 
 class LeaseRow(msgspec.Struct, array_like=True, frozen=True):

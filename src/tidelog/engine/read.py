@@ -36,6 +36,7 @@ from tidelog.engine.batch_encoder import check_int, from_json, is_utf8_text
 from tidelog.engine.config import Durability
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.large_read import LargeData, RecordReader, open_blob
+from tidelog.engine.manifest import ColdRow
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
 from tidelog.engine.topic_index import Gap
@@ -419,8 +420,15 @@ def _reload_if_removed(topic: TopicState, part: Part) -> bool:
         return False
     if all(disk.stat(part.path(suffix)) is not None for suffix in (".data", ".idx")):
         return False
+    if part.cold is not None and disk.stat(part.path(".idx")) is not None and _has_object(topic, part.cold):
+        return False
     _adopt_reloaded(topic, reload())
     return True
+
+
+def _has_object(topic: TopicState, row: ColdRow) -> bool:
+    store = topic.context.cold.store
+    return bool(row.key) and store is not None and store.exists(row.key)
 
 
 def _adopt_reloaded(topic_state: TopicState, topics: TopicTable) -> None:

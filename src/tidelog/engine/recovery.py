@@ -823,6 +823,8 @@ def _has_dead_bytes(row: TopicRow) -> bool:
 def _check_segment_files(disk: Disk, part: Segment) -> list[str]:
     """Check the file sizes of a segment and return what is missing. A lost index is rebuilt from the data."""
     data, index = (disk.stat(part.path(suffix)) for suffix in (".data", ".idx"))
+    if part.has_cold_copy and (data is None or data.size < part.size):
+        return []  # it is in the cold tier, for which a start does not wait; an index that is lost shows in the counts
     path = part.path(".data")
     if data is None or data.size < part.size:
         return [f"{path} has {data.size if data else 0} bytes, the manifest says {part.size}"]

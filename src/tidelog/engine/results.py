@@ -110,7 +110,8 @@ class TopicInfo:
 
 
 FindingKind: TypeAlias = (  # what a finding of a check is about
-    Literal["snapshot", "wal", "data", "index", "footer", "tags", "keys", "deletions", "counts", "blob", "start"]
+    Literal["snapshot", "wal", "data", "index", "footer", "tags", "keys", "deletions", "counts", "blob"]
+    | Literal["cold", "start"]
     | Literal["leftover"]
     | Literal["channel", "messages", "cursor"]  # of channels, checked by `channels/store.py`
 )

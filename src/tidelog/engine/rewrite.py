@@ -456,6 +456,8 @@ class _SegmentRewrite:
         new.set_deleted(deleted)
         parts[parts.index(old)] = new
         topic.dropped_segments.append((old.base, old.generation))
+        if old.cold is not None and old.has_cold_copy:
+            topic.dropped_objects.append(old.cold.key)
         topic.context.needs_checkpoint = True
         topic.mark_dirty()
         old.unmap()

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ from tidelog.config import LogConfig
 from tidelog.disk.durability import read_file
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.process import is_resident
-from tidelog.engine.manifest import SegmentRow
+from tidelog.engine.cold_reader import ColdFile, ColdReader
+from tidelog.engine.manifest import ColdRow, SegmentRow
 from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
 from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.rows import empty_rows
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from tidelog.engine.memtable import MemTable
 
 CODEC: Final = TideCodec(LogConfig())
+Tier: TypeAlias = Literal["hot", "cold", "both"]  # both: copied to the cold tier, and the file is not removed yet
 T = TypeVar("T")
-SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".key", ".del")  # data first: without it, no segment
+SEGMENT_SUFFIXES: Final = (".data", ".idx", ".foot", ".tag", ".key", ".siz", ".del")  # data first
 _FILE_NAME_PATTERN: Final = re.compile(
-    r"seg-(\d{16,20})(?:\.g([1-9]\d{0,8}))?(\.data|\.idx|\.foot|\.tag|\.key|\.del)(\.tmp|\.rebuilding)?"
+    r"seg-(\d{16,20})(?:\.g([1-9]\d{0,8}))?(\.data|\.idx|\.foot|\.tag|\.key|\.siz|\.del)(\.tmp|\.rebuilding)?"
 )
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 
@@ -98,6 +100,8 @@ class MmapCache:
 class RemoteFile(MmapReader):
     """A data file in an object store: each access fetches its bytes."""
 
+    is_remote = True
+
     def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
         super().__init__(memoryview(b""))
         self._read_range, self.size = fetch, size
@@ -119,15 +123,20 @@ class SegmentFiles:
     """Paths and mappings of the segment files of one topic. A rewrite gives a segment files of a new generation beside
     the old ones, so every file is named by the base and the generation of its segment."""
 
-    def __init__(self, disk: Disk, directory: str, topic_id: int, maps: MmapCache) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, topic_id: int, maps: MmapCache, cold: ColdReader | None = None
+    ) -> None:
+        """`cold` reads segments of the cold tier."""
         self.disk, self.directory, self.topic_id, self._maps = disk, directory, topic_id, maps
+        self.cold = cold or ColdReader(None, 0)
 
     def path(self, base: int, generation: int, suffix: str) -> str:
         return join(self.directory, format_file_name(base, generation, suffix))
 
-    def open(self, base: int, generation: int) -> tuple[MmapReader, Buffer]:
-        """Return the mapped data and index of a segment; a missing file reads as an empty one."""
-        return self._maps.get(self._key(base, generation), lambda: self._open(base, generation))
+    def open(self, base: int, generation: int, cold: ColdRow | None = None, size: int = 0) -> tuple[MmapReader, Buffer]:
+        """Return the mapped data and index of a segment; a missing file reads as an empty one. A segment with an object
+        in the cold tier (`cold`) and `size` bytes of data is read from there once its file is gone."""
+        return self._maps.get(self._key(base, generation), lambda: self._open(base, generation, cold, size))
 
     def is_mapped(self, base: int, generation: int) -> bool:
         """Whether `open` needs no disk access."""
@@ -137,15 +146,19 @@ class SegmentFiles:
         """`open`, if it needs no disk access."""
         return self._maps.get_mapped(self._key(base, generation))
 
-    def _open(self, base: int, generation: int) -> tuple[MmapReader, Buffer]:
+    def _open(self, base: int, generation: int, cold: ColdRow | None, size: int) -> tuple[MmapReader, Buffer]:
         index = self._read_or_raise(self.path(base, generation, ".idx"), map_file) or b""
         path = self.path(base, generation, ".data")
         if getattr(self.disk, "fetches", False):  # fetch byte ranges instead of mapping the file
             stat = self.disk.stat(path)
+            if stat is None and cold is not None and cold.key:
+                return ColdFile(self.cold, cold, size), index
             return RemoteFile(
                 lambda lo, hi: self._read_or_raise(path, partial(_read_range, lo, hi)), stat.size if stat else 0
             ), index
         data = self._read_or_raise(path, map_file)
+        if cold is not None and cold.key and len(data or b"") < size:
+            return ColdFile(self.cold, cold, size), index
         return MmapReader(data or memoryview(b"")), index
 
     def read_range(self, base: int, generation: int, suffix: str, lo: int, hi: int) -> bytes:
@@ -184,6 +197,11 @@ class SegmentFiles:
 
     def _key(self, base: int, generation: int) -> int:
         return (self.topic_id << 32 | generation) << 64 | base
+
+
+def _required(row: ColdRow | None) -> ColdRow:
+    assert row is not None, "checked by the caller"
+    return row
 
 
 BoolArray = NDArray[np.bool_]
@@ -335,6 +353,8 @@ def record_sizes(part: Part, lo: int, hi: int) -> Ints:
 def record_sizes_reader(part: Part, lo: int, hi: int) -> Callable[[], Ints]:
     """Return a function for `record_sizes`. Create it under the topic's lock, call it without: it reads records with
     metas."""
+    if isinstance(part, Segment) and (stored := part.stored_sizes()) is not None:
+        return lambda: stored[lo:hi]
     entries = part.entries()[lo:hi]
     sizes: Ints = entries["data_len"].astype(np.int64)
     if not (entries["flags"] & segment_index.HAS_META).any():
@@ -433,9 +453,12 @@ class Segment:
         unproven: bool = False,
         generation: int = 0,
         removed: int = 0,
+        cold: ColdRow | None = None,
     ) -> None:
         self.files, self.base, self.stop, self.size = files, base, stop, size
         self.generation, self.removed = generation, removed
+        self.cold = cold  # its object in the cold tier; the data file may still be there, and is read then
+        self._stored_sizes: Ints | None = None
         self.live_records, self.live_bytes = live, live_bytes
         self.first_ts, self.last_ts, self.is_sealed = first_ts, last_ts, sealed
         self.lacks_footer = unproven  # sealed without a footer: not all of its frames verified
@@ -466,6 +489,7 @@ class Segment:
             unproven=row.unproven,
             generation=row.generation,
             removed=row.removed,
+            cold=row.cold,
         )
 
     def to_row(self) -> SegmentRow:
@@ -481,7 +505,39 @@ class Segment:
             self.lacks_footer,
             self.generation,
             self.removed,
+            self.cold,
         )
+
+    @property
+    def has_cold_copy(self) -> bool:
+        """Whether the cold tier has its data. The file on the disk may be there as well."""
+        return self.cold is not None and self.cold.key != ""
+
+    def is_remote(self) -> bool:
+        """Whether its data is read from the cold tier, and no longer from the disk."""
+        return self.has_cold_copy and self._open()[0].is_remote
+
+    def tier(self) -> Tier:
+        """Return where its data is. Reads none."""
+        if not self.has_cold_copy:
+            return "hot"
+        return "cold" if self.is_remote() else "both"
+
+    def _open(self) -> tuple[MmapReader, Buffer]:
+        return self.files.open(self.base, self.generation, self.cold, self.size)
+
+    def stored_sizes(self) -> Ints | None:
+        """Return the bytes of data and meta of each record, if a file has them: that of a segment whose data may be in
+        the cold tier. Reads no data."""
+        if not self.has_cold_copy:
+            return None
+        if self._stored_sizes is None:
+            content = self.read_side_file(".siz")
+            if content is None:  # no record has a meta
+                return None
+            count = self.stop - self.base
+            self._stored_sizes = sealed_segment.decode_record_sizes(content, self.base, count, self.path(".siz"))
+        return self._stored_sizes
 
     def path(self, suffix: str) -> str:
         """Return the path of one of its files."""
@@ -496,16 +552,16 @@ class Segment:
         self.files.unmap(self.base, self.generation)
 
     def shape(self) -> SegmentContent:
-        data, index = self.files.open(self.base, self.generation)
+        data, index = self._open()
         if self.rebuilt_index is not None:
             index = self.rebuilt_index
         if self.is_sealed and self._footer_bytes is None and not self.lacks_footer:
             self._footer_bytes = self.read_side_file(".foot")
         index = memoryview(index)[: (self.stop - self.base) * segment_index.ENTRY_BYTES]
         foot = self._footer_bytes if self.is_sealed else None
-        return SegmentContent(
-            self.base, self.stop, TruncatedView(data, self.size), index, [index], foot, self._verified_chunks
-        )
+        # What comes from a store is verified with every read: it may not be what came before.
+        verified = self._verified_chunks & {CODEC.INDEX_VERIFIED} if data.is_remote else self._verified_chunks
+        return SegmentContent(self.base, self.stop, TruncatedView(data, self.size), index, [index], foot, verified)
 
     def read_footer(self) -> bytes | None:
         """Return the bytes of its footer, if it is sealed and has a valid one."""
@@ -531,7 +587,7 @@ class Segment:
 
     def rebuild_index(self) -> bool:
         """Rebuild the index from the data, in memory; False if the data is incomplete."""
-        data, _ = self.files.open(self.base, self.generation)
+        data, _ = self._open()
         scanned = scan.scan_records(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
         if scanned.end != self.size or len(scanned.rows) != self.stop - self.base:
             return False
@@ -539,13 +595,27 @@ class Segment:
         return True
 
     def entries(self) -> NDArray[np.void]:
-        entries = CODEC.read_index(self.shape())
+        shape = self.shape()
+        if self.has_cold_copy and self.rebuilt_index is None and not self.is_index_verified:
+            self._verify_index(shape)
+            shape = self.shape()
+        entries = CODEC.read_index(shape)
         if len(entries) < self.stop - self.base:
             path = self.path(".idx")
             raise Corrupt(
                 path, pos=len(entries) * segment_index.ENTRY_BYTES, reason="the index is shorter than its segment"
             )
         return entries
+
+    def _verify_index(self, shape: SegmentContent) -> None:
+        """Verify the index of a segment in the cold tier against its footer: it cannot be rebuilt without a read of the
+        store, for which the caller may not wait. Raises Corrupt."""
+        if shape.footer is None:
+            return
+        fault = sealed_segment.find_index_fault(sealed_segment.decode_footer(shape.footer), shape.index)
+        if fault is not None:
+            raise Corrupt(self.path(".idx"), pos=0, reason=fault, next_step="`tidelog tier recall` rebuilds it")
+        self._verified_chunks.add(CODEC.INDEX_VERIFIED)
 
     def recount_live(self) -> None:
         """Count live records if there are deletions: the `.del` file may be newer than the manifest."""
@@ -639,6 +709,8 @@ class Segment:
         ):
             return False
         shape = self.shape()
+        if self.is_remote():
+            return False
         window = None if self._frame_offsets is None else self._frame_offsets.byte_range(first, stop, bytes_max)
         if window is None or not self._is_verified(shape.data.size, *window):
             index = memoryview(shape.index)
@@ -670,6 +742,8 @@ class Segment:
         if deleted is not None and deleted[first - self.base : stop - self.base].any():
             return None
         mapped = self.files.get_mapped(self.base, self.generation)
+        if mapped is not None and mapped[0].is_remote:
+            return None
         if mapped is not None and self._frame_offsets is not None:
             window = self._frame_offsets.byte_range(first, stop, bytes_max)
             if window is not None and self._is_verified(min(mapped[0].size, self.size), *window):
@@ -707,6 +781,13 @@ class Segment:
             )
         current = self.shape() if self.rebuilt_index else shape
         chunk = self._check_topic(CODEC.read(current, first, stop, bytes_max))
+        if chunk.fault is not None and self.has_cold_copy and not self.is_remote():
+            # The file on the disk is damaged and its copy in the cold tier was verified.
+            cold = ColdFile(self.files.cold, _required(self.cold), self.size)
+            from_cold = SegmentContent(shape.base, shape.stop, cold, shape.index, shape.sides, shape.footer, set())
+            copied = self._check_topic(CODEC.read(from_cold, first, stop, bytes_max))
+            if copied.fault is None:
+                return copied
         if chunk.fault is None or self.rebuilt_index is not None or shape.stop != self.stop or not self.rebuild_index():
             return chunk
         # The index was wrong, not the data.

@@ -19,7 +19,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.engine import read, retention, topic_index
-from tidelog.engine.segment import BoolArray, Segment, encode_deletions
+from tidelog.engine.segment import BoolArray, Segment, Tier, encode_deletions
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, NotFound
@@ -94,9 +94,9 @@ class SegmentFile:
             return None if self._deleted is None else encode_deletions(self.base, self.records, self._deleted)
         if kind == "foot":
             return segment.read_side_file(".foot") if self.sealed else None
-        data, index = segment.files.open(self.base, self.generation)
         if kind == "data":
-            return self._check_length(kind, data.fetch(0, self.size), self.size)
+            return self._check_length(kind, segment.shape().data.fetch(0, self.size), self.size)
+        data, index = segment.files.open(self.base, self.generation, segment.cold, segment.size)
         size = self.records * segment_index.ENTRY_BYTES
         if (
             segment.rebuilt_index is None
@@ -107,8 +107,24 @@ class SegmentFile:
             raise Corrupt(segment.path(".idx"), pos=len(index), reason="its index and its data are not whole")
         return self._check_length(kind, memoryview(segment.rebuilt_index or index)[:size], size)
 
+    @property
+    def tier(self) -> Tier:
+        """Where its data is: on the disk (`hot`), in the cold store (`cold`), or in both."""
+        return self._segment.tier()
+
+    def read_range(self, kind: FileKind, lo: int, hi: int) -> Buffer | None:
+        """Return bytes [lo, hi) of a file; of data in the cold store, only these are fetched."""
+        if kind == "data" and self._segment.is_remote():
+            return self._check_length(kind, self._segment.shape().data.fetch(lo, hi), hi - lo)
+        content = self.content(kind)
+        return None if content is None else memoryview(content)[lo:hi]
+
     def digest(self, kind: FileKind) -> int | None:
-        """Return the XXH3-64 of a file. Data and index are hashed once, which reads all of them."""
+        """Return the XXH3-64 of a file. Data and index are hashed once, which reads all of them; that of data in the
+        cold store is known."""
+        cold = self._segment.cold
+        if kind == "data" and cold is not None and self._segment.has_cold_copy:
+            return cold.data_digest
         if (known := self.cached_digest(kind)) is not None:
             return known
         content = self.content(kind)

@@ -28,11 +28,13 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from tidelog.disk.durability import read_file
 from tidelog.disk.interface import Disk, join
 from tidelog.engine import manifest
 from tidelog.engine.blobs import BLOB_FILE_PATTERN, blobs_directory
-from tidelog.engine.manifest import Manifest, SegmentRow, TopicRow
+from tidelog.engine.manifest import ColdRow, Manifest, SegmentRow, TopicRow
 from tidelog.formats import segment_index
 from tidelog.wal import Position, paths
 
@@ -120,6 +122,7 @@ class SegmentFile(NamedTuple):
     size: int | None
     is_final: bool  # it never changes again
     is_required: bool
+    cold: ColdRow | None = None  # its object in the cold tier, for data that may not be on the disk
 
 
 @dataclass(slots=True)
@@ -134,6 +137,7 @@ class EngineSnapshot:
     live: set[int]  # topics that were not dropped before
     pin: SnapshotPin
     sealed_before: set[tuple[int, int, int]] = field(default_factory=set)  # sealed in the manifest before, too
+    cold: dict[tuple[int, int, int], ColdRow] = field(default_factory=dict)  # segments with objects in the cold tier
 
     def release_wal(self) -> None:
         """The WAL was copied."""
@@ -179,6 +183,7 @@ class EngineSnapshot:
                 size,
                 is_final and segment.sealed,
                 suffix in (".data", ".idx") or (suffix == ".foot" and not segment.unproven),
+                self.cold.get(_segment_key(row, segment)) if suffix == ".data" else None,
             )
             for suffix, size in sizes.items()
         ]
@@ -215,7 +220,26 @@ def take_snapshot(context: EngineContext, list_topics: Callable[[], Sequence[Top
         raise
     before = [*loaded.rows_before(), *(row for row in rows if row.id not in loaded.replaced)]
     sealed = {_segment_key(row, segment) for row in before for segment in row.segments if segment.sealed}
-    return EngineSnapshot(context, loaded.manifest, now_ms, by_key, wal, live, pin, sealed)
+    cold = {
+        _segment_key(row, segment): segment.cold
+        for row in rows
+        for segment in row.segments
+        if segment.cold is not None and segment.cold.key
+    }
+    saved = _without_objects(loaded.manifest) if cold else loaded.manifest
+    return EngineSnapshot(context, saved, now_ms, by_key, wal, live, pin, sealed, cold)
+
+
+def _without_objects(loaded: Manifest) -> Manifest:
+    """Return the manifest without the cold tier: a backup has the data of every segment."""
+    replace = msgspec.structs.replace
+    return replace(
+        loaded,
+        topics=tuple(
+            replace(row, segments=tuple(replace(segment, cold=None) for segment in row.segments))
+            for row in loaded.topics
+        ),
+    )
 
 
 def _segment_key(row: TopicRow, segment: SegmentRow) -> tuple[int, int, int]:

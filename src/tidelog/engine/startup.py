@@ -8,32 +8,36 @@ repeating all of it leads to the same state.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from tidelog.addresses import check_path
+from tidelog.addresses import check_path, scheme_of
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog.log import LOCK_FILE, take_lock
+from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import DISK_FULL_ERRNOS, WriteLatch, remove_if_exists, replace_file
 from tidelog.disk.interface import Disk, Lock, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.process import processor_count
+from tidelog.disk.segment_store import SegmentStore, open_store
 from tidelog.engine import blobs, gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
+from tidelog.engine.cold_claim import StoreClaim, load_state
+from tidelog.engine.cold_reader import ColdReader
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
-from tidelog.engine.manifest import GroupRow, LoadedManifest, Positions, TopicEntry
+from tidelog.engine.manifest import GroupRow, LoadedManifest, Positions, TopicEntry, TopicRow
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
-from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
+from tidelog.errors import BadInput, Corrupt, Damaged, DiskFull, Error, NewerFormat, NotFound, Unavailable, WriteFailed
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
 QUARANTINE_DIR = "quarantine"
@@ -51,12 +55,16 @@ class OpenedEngine(NamedTuple):
     checkpoint_state: CheckpointState
     report: RecoveryReport
     reopen: Callable[[], OpenedEngine] | None  # read-only: open again
+    claim: StoreClaim | None = None  # on the cold store, if segments are moved there
+    named_objects: frozenset[str] | None = None  # in the cold store, by the two manifests; None: unknown
 
     def abandon(self) -> None:
         """Release everything, if the last steps of opening fail."""
         for shard in self.context.shards:
             with suppress(Error, OSError):
                 shard.close()
+        if isinstance(self.context.cold.store, BoundedStore):
+            self.context.cold.store.close()
         if self.lock is not None:
             self.lock.release()
 
@@ -71,11 +79,14 @@ def open_directory(
     accept_loss: bool,
     progress: Progress | None,
     settings: dict[str, Any],
+    cold_store: SegmentStore | None = None,
 ) -> OpenedEngine:
-    """Return everything an engine needs. On an error the directory is unlocked and nothing acknowledged was dropped."""
+    """Return everything an engine needs. On an error the directory is unlocked and nothing acknowledged was dropped.
+    `cold_store` is used instead of the one that the setting `cold` names."""
     limits = _make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
+    cold = ColdReader(cold_store or open_cold_store(disk, path, limits), limits.cold_cache_bytes)
     check_directory(disk, path, read_only=read_only)
 
     def make_context() -> EngineContext:
@@ -88,13 +99,21 @@ def open_directory(
             TagCache(limits.tags_cache_bytes),
             MmapCache(limits.maps_max),
             [],
+            cold=cold,
         )
 
     if read_only:
         return _open_reader(make_context, progress or _no_progress)
     lock = take_lock(disk, path)
     try:
-        return _open_writer(make_context, lock, accept_loss=accept_loss, progress=progress or _no_progress)
+        opened = _open_writer(make_context, lock, accept_loss=accept_loss, progress=progress or _no_progress)
+        if cold.store is None or (cold_store is None and limits.cold is None):
+            return opened
+        try:
+            return opened._replace(claim=_claim_store(opened, cold.store))
+        except BaseException:
+            opened.abandon()
+            raise
     except BaseException as error:
         lock.release()
         if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
@@ -107,6 +126,38 @@ def open_directory(
                 f"{path} cannot be opened: {error}; nothing acked was dropped, repair the disk and retry"
             ) from error
         raise
+
+
+def open_cold_store(disk: Disk, path: str, limits: EngineConfig) -> BoundedStore | None:
+    """Open the cold store that is configured or, to read what moved there before, the one that the directory names."""
+    address = limits.cold
+    if address is None:
+        with suppress(Corrupt, NewerFormat, OSError):  # its segments cannot be read then, and say so
+            state = load_state(disk, path)
+            address = None if state is None else state.address or None
+    if address is None:
+        return None
+    is_local = scheme_of(address) in (None, "file")
+    own_disk = PosixDisk() if is_local and getattr(disk, "fetches", False) else disk
+    timeout_s = limits.cold_timeout_ms / 1000
+    try:
+        store = open_store(address, disk=own_disk, timeout_s=timeout_s)
+    except BadInput:
+        if limits.cold is not None:
+            raise
+        return None  # a library for it may be missing here; what is on the disk is read all the same
+    return BoundedStore(store, threads=limits.cold_threads, timeout_s=timeout_s)
+
+
+def _claim_store(opened: OpenedEngine, store: SegmentStore) -> StoreClaim:
+    """Return the claim on the cold store. A store that the directory uses for the first time has to answer now, so that
+    a wrong address is noticed; one that it has used may be away."""
+    claim = StoreClaim(opened.context.disk, opened.context.root, store)
+    if claim.recorded_address != store.address:
+        parts = (part for topic in opened.topics.resident() for part in topic.index.parts)
+        resident = sum(isinstance(part, Segment) and part.has_cold_copy for part in parts)
+        claim.take(cold_segments=resident + len(_object_keys(opened.topics.idle_rows())))
+    return claim
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -259,7 +310,10 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
     load = partial(_load_idle_topic, context, recovered.loaded.positions, report)
     topics = TopicTable(recovered.topics, recovered.idle, load)
     context.schedule.load_topic = topics.get
-    return OpenedEngine(context, lock, topics, recovered.next_topic_id, state, report, None)
+    named = _find_cold_objects(context, recovered, state)
+    for topic in recovered.topics.values():
+        _note_sealed_segments(topic)
+    return OpenedEngine(context, lock, topics, recovered.next_topic_id, state, report, None, named_objects=named)
 
 
 def _load_idle_topic(
@@ -280,7 +334,47 @@ def _load_idle_topic(
         context.queue_topics.add(topic)
     with topic.lock:
         topic.schedule_maintenance()
+    _note_sealed_segments(topic)
     return topic
+
+
+def _note_sealed_segments(topic: TopicState) -> None:
+    """Let the relocator look at a topic, and the next checkpoints remove data files of segments in the cold tier."""
+    context = topic.context
+    for part in topic.index.parts:
+        if not isinstance(part, Segment) or not part.is_sealed:
+            continue
+        context.sealed_topics.add(topic)
+        if part.has_cold_copy and context.disk.stat(part.path(".data")) is not None:
+            topic.relocated_segments.append(part)
+            context.dirty_topics.add(topic)
+            context.needs_checkpoint = True
+
+
+def _find_cold_objects(
+    context: EngineContext, recovered: RecoveredTopics, state: CheckpointState
+) -> frozenset[str] | None:
+    """Return the objects that the two manifests name of topics that exist; None: it is not known. Those that only the
+    older one names are deleted after the next checkpoint. Idle topics that the relocator may have to look at are noted
+    by name."""
+    loaded = recovered.loaded
+    if context.cold.store is None or loaded.skipped or not loaded.number:
+        return None
+    live = {topic.id for topic in recovered.topics.values()} | {entry.id for entry in recovered.idle.values()}
+    rows = [row for row in loaded.manifest.topics if row.id in live]
+    context.idle_sealed += [
+        row.name for row in rows if row.name in recovered.idle and any(segment.sealed for segment in row.segments)
+    ]
+    newest = _object_keys(rows)
+    before = _object_keys(row for row in loaded.rows_before() if row.id in live)
+    state.objects_to_remove_next += sorted(before - newest)
+    return frozenset(newest | before)
+
+
+def _object_keys(rows: Iterable[TopicRow]) -> set[str]:
+    return {
+        segment.cold.key for row in rows for segment in row.segments if segment.cold is not None and segment.cold.key
+    }
 
 
 def _apply_recovery(context: EngineContext, recovered: RecoveredTopics, report: RecoveryReport) -> None:

@@ -41,6 +41,7 @@ from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
 from tidelog.engine.retention_preview import RetentionPreview, preview_retention
 from tidelog.engine.rewrite import RewriteResult
+from tidelog.engine.segment import Segment
 from tidelog.engine.segment_listing import SegmentFile, SegmentList
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
@@ -147,6 +148,15 @@ class TopicOperations:
         """Whether `read_json` from here needs memory alone. Without a limit, or for a reader that excludes nodes:
         whether the records are in memtables."""
         return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
+
+    def may_read_cold(self, from_seq: int) -> bool:
+        """Whether a read of the records after this seq may have to wait for the cold store."""
+        with self._state.lock:
+            index = self._state.index
+            return any(
+                isinstance(part, Segment) and part.has_cold_copy
+                for part, _, _ in index.slices(max(from_seq + 1, index.earliest), index.head + 1)
+            )
 
     @property
     def is_floor_durable(self) -> bool:

@@ -35,6 +35,7 @@ from tidelog.engine.key_index import KeyIndex
 from tidelog.engine.memtable import BatchStats, MemTable
 from tidelog.engine.results import Appended, TopicInfo
 from tidelog.engine.routing.router import HopCounts
+from tidelog.engine.segment import Segment
 from tidelog.engine.topic_index import GroupCursorState, TopicIndex, Watermarks, find_broken_holds, limit_eviction
 from tidelog.errors import Closed, Corrupt, Damaged, Forked, TopicNotFound, Unavailable
 from tidelog.formats import control_frames, frame
@@ -241,6 +242,10 @@ class TopicState:
         self.unnamed_segments: list[tuple[int, int]] = []  # those of them that the row of the running checkpoint omits
         self.compaction: CompactionProgress | None = None
         self._key_index: KeyIndex | None = None
+        self.dropped_objects: list[str] = []  # the same for keys of objects in the cold tier
+        self.unnamed_objects: list[str] = []  # those of them that the row of the running checkpoint omits
+        self.relocated_segments: list[Segment] = []  # copied to the cold tier, not yet in a manifest
+        self.saved_relocations: list[Segment] = []  # those of them in the row that is being saved
         self.wal_watch: WalWatch | None = None  # of a read-only engine, once a read waits
         self._listeners: set[Callable[[], None]] = set()
 

@@ -111,6 +111,11 @@ class TopicTable:
         entry = self._idle.get(name)
         return None if entry is None else _describe(entry, entry.decode())
 
+    def idle_rows(self) -> Iterator[TopicRow]:
+        """Yield the rows of idle topics, decoded, without loading them."""
+        for entry in list(self._idle.values()):
+            yield entry.decode()
+
     def idle_records(self) -> int:
         """Return how many live records idle topics have."""
         return sum(entry.records for entry in list(self._idle.values()))

@@ -32,7 +32,7 @@ The record sizes of a sealed segment, `seg-<first>.siz`.
 
     file header "TLRS" 1
     ┌──────┬───────┬──────┬───────────────┐
-    │ base │ count │ zero │ sizes         │      u64, u32, u32, count × u32
+    │ base │ count │ zero │ sizes         │      u64, u32, u32, count × u64
     └──────┴───────┴──────┴───────────────┘
                             bytes of data and meta of seq base + i
 
@@ -162,6 +162,11 @@ def decode_footer(buf: Buffer, what: str = "segment footer") -> Footer:
     )
 
 
+def is_chunk_valid(footer: Footer, number: int, content: Buffer) -> bool:
+    """Whether these bytes are chunk `number` of the data."""
+    return number < len(footer.chunks) and xxh3_64_intdigest(content) == footer.chunks[number]
+
+
 def find_bad_ranges(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None) -> list[tuple[int, int]]:
     """Return the byte ranges around [pos, end) of the data that differ from what was sealed; empty when none does.
 
@@ -256,15 +261,15 @@ _SIZES_HEAD = Struct("<QII")
 def encode_record_sizes(base: int, sizes: Ints) -> bytes:
     """Encode a `.siz` file."""
     head = _SIZES_HEAD.pack(base, len(sizes), 0)
-    return small_files.wrap_file(SIZES_MAGIC, SIZES_VERSION, head + sizes.astype("<u4").tobytes())
+    return small_files.wrap_file(SIZES_MAGIC, SIZES_VERSION, head + sizes.astype("<u8").tobytes())
 
 
 def decode_record_sizes(buf: Buffer, base: int, count: int, what: str = "record sizes") -> Ints:
     """Decode the sizes of `count` records from `base` on; Corrupt or NewerFormat when it is another file."""
     body = small_files.unwrap_file(SIZES_MAGIC, SIZES_VERSION, buf, what)
     start = small_files.FILE_HEADER_BYTES
-    if len(body) != _SIZES_HEAD.size + 4 * count:
+    if len(body) != _SIZES_HEAD.size + 8 * count:
         raise Corrupt(what, pos=start, reason=f"a body of {len(body)} bytes for {count} records")
     if _SIZES_HEAD.unpack_from(body) != (base, count, 0):
         raise Corrupt(what, pos=start, reason=f"it is not about the {count} records from {base} on")
-    return np.frombuffer(body, "<u4", offset=_SIZES_HEAD.size).astype(np.int64)
+    return np.frombuffer(body, "<u8", offset=_SIZES_HEAD.size).astype(np.int64)

@@ -44,6 +44,7 @@ from tidelog.server.handlers import (
     retention,
     spark,
     sse,
+    tiers,
     topics,
     websocket,
 )
@@ -130,6 +131,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/redrive", "topics", {"POST": Endpoint(queues.redrive_records, _WRITE)}),
     Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(spark.list_segments, _READ)}),
     Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(spark.read_segment_file, _READ)}),
+    Route("/v0/topics/{topic}/relocate", "topics", {"POST": Endpoint(tiers.relocate_segments, _ADMIN)}),
+    Route("/v0/topics/{topic}/recall", "topics", {"POST": Endpoint(tiers.recall_segments, _ADMIN)}),
     Route("/v0/topics/{topic}/groups", "topics", {"GET": Endpoint(topics.list_groups, _READ)}),
     Route(
         "/v0/topics/{topic}/groups/{group}",
@@ -168,6 +171,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "",
         {"GET": Endpoint(backups.list_target, _ADMIN), "POST": Endpoint(backups.create_backup, _ADMIN)},
     ),
+    Route("/v0/tiers", "", {"GET": Endpoint(tiers.get_tiers, _ADMIN)}),
     Route("/v0/routers", "", {"GET": Endpoint(topics.list_routers, _READ)}),
     Route(
         "/v0/routers/{router}",

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from tidelog.decompression import FREE_BYTES_DEFAULT, RATIO_DEFAULT, ExpansionLimit
 from tidelog.disk.posix import FILE_MODE_SETTING
+from tidelog.engine.config import ColdCompression
 from tidelog.errors import BadInput
 from tidelog.native import SETTING as NATIVE_SETTING
 
@@ -165,6 +166,27 @@ class ServerConfig:
     rewrite_bytes_per_second: int = 32 << 20
     """How fast segments are rewritten; 0: without a limit."""
 
+    cold_dir: str = field(default="", repr=False)
+    """The cold store: a directory, or an address such as s3://bucket/prefix. Old segments move there. Empty: none."""
+
+    hot_retain_segments: int = 4
+    """How many of the newest sealed segments of a topic stay on the disk."""
+
+    hot_retain_bytes: int = 0
+    """How many bytes of them stay on the disk, at most; 0: no limit. The stricter of the two decides."""
+
+    cold_compression: ColdCompression = "none"
+    """How segments are stored in the cold store: none or zstd."""
+
+    cold_rate_bytes: int = 64 << 20
+    """How many bytes a second are copied to the cold store; 0: no limit."""
+
+    cold_cache_bytes: int = 64 << 20
+    """Memory for blocks that were read from the cold store."""
+
+    cold_timeout_ms: int = 30_000
+    """How long a request waits for the cold store."""
+
     commit: CommitMode = "beside"
     """Where fsyncs run: beside the event loop in threads of their own, or on it, where every request waits for them."""
 
@@ -200,6 +222,7 @@ _SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "LogFormat": get_args(LogFormat),
     "LogLevel": get_args(LogLevel),
     "CommitMode": get_args(CommitMode),
+    "ColdCompression": get_args(ColdCompression),
 }
 _ENV_PREFIX = "TIDELOG_"
 _TURN_UNITS_MIN = 4  # one request

@@ -47,6 +47,7 @@ STATUS_BY_CODE: Final = {
     "cursor_recovery_required": 409,
     "batch_conflict": 409,
     "backup_incomplete": 409,
+    "wrong_store": 409,
     "payload_too_large": 413,
     "uri_too_long": 414,
     "unsupported_media_type": 415,
@@ -63,6 +64,7 @@ STATUS_BY_CODE: Final = {
     "not_ready": 503,
     "shutting_down": 503,
     "hook_failed": 503,
+    "store_unavailable": 503,
     "disk_full": 507,
 }
 _CODE_BY_STATUS: Final = {status: code for code, status in reversed(STATUS_BY_CODE.items())}
@@ -77,6 +79,7 @@ _CODE_BY_ERROR: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.NewerFormat, "internal"),
     (errors.Refused, "invalid_request"),
     (errors.Busy, "throttled"),
+    (errors.StoreUnavailable, "store_unavailable"),
 )
 
 

@@ -65,6 +65,13 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         routers_max=config.max_routers,
         total_bytes_max=config.max_total_bytes,
         queue_max=config.wal_queue_max,
+        cold=config.cold_dir or None,
+        hot_retain_segments=config.hot_retain_segments,
+        hot_retain_bytes=config.hot_retain_bytes,
+        cold_compression=config.cold_compression,
+        cold_rate_bytes=config.cold_rate_bytes,
+        cold_cache_bytes=config.cold_cache_bytes,
+        cold_timeout_ms=config.cold_timeout_ms,
     )
 
 

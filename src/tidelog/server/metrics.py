@@ -26,6 +26,7 @@ from tidelog.engine import Appended, Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
 from tidelog.engine.rewrite import RewriteStats
+from tidelog.engine.tiers import TierStatus
 from tidelog.errors import NotAQueue, TopicNotFound
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -250,6 +251,22 @@ _WAL: Final[tuple[_Metric[_WalTotals], ...]] = (
 _HEALTHY_HELP: Final = "1 when no background task fails and no stored byte is known to be corrupt."
 _CHECKPOINT_AGE_HELP: Final = "Seconds since the last checkpoint of all topics, or the start."
 _LAGGING_HELP: Final = "Topics that the last checkpoint could not write."
+
+_TIERS: Final[tuple[_Metric[TierStatus], ...]] = (
+    _Metric("hot_segments", _GAUGE, "Sealed segments on the disk.", lambda tiers: tiers.hot_segments),
+    _Metric("hot_bytes", _GAUGE, "Bytes of their data.", lambda tiers: tiers.hot_bytes),
+    _Metric("cold_segments", _GAUGE, "Segments in the cold store.", lambda tiers: tiers.cold_segments),
+    _Metric("cold_bytes", _GAUGE, "Bytes of their data.", lambda tiers: tiers.cold_bytes),
+    _Metric("cold_object_bytes", _GAUGE, "Bytes that they take in the store.", lambda tiers: tiers.object_bytes),
+    _Metric("cold_relocated", _COUNTER, "Segments moved to the cold store.", lambda tiers: tiers.relocated),
+    _Metric("cold_recalled", _COUNTER, "Segments brought back from it.", lambda tiers: tiers.recalled),
+    _Metric("cold_deleted_objects", _COUNTER, "Objects deleted from it.", lambda tiers: tiers.deleted_objects),
+    _Metric("cold_failures", _COUNTER, "Failures to move a segment.", lambda tiers: tiers.failures),
+    _Metric("cold_reads", _COUNTER, "Ranges read from the cold store.", lambda tiers: tiers.reads),
+    _Metric("cold_read_bytes", _COUNTER, "Bytes of these ranges.", lambda tiers: tiers.read_bytes),
+    _Metric("cold_read_failures", _COUNTER, "Ranges that could not be read.", lambda tiers: tiers.read_failures),
+    _Metric("cold_cache_bytes", _GAUGE, "Bytes in the cache of blocks.", lambda tiers: tiers.cache_bytes),
+)
 
 _HEALTH: Final[tuple[_Metric[HealthState], ...]] = (
     _Metric("healthy", _GAUGE, _HEALTHY_HELP, lambda health: health.ok),
@@ -515,6 +532,8 @@ class ServerMetrics(Collector):
             yield from _collect(_BACKGROUND_TASK, tasks, ["task"], "background_")
         if now.engine is not None:
             yield from _collect(_REWRITE, [((), now.engine.rewrites)], prefix="rewrite_")
+        if now.engine is not None and (tiers := now.engine.tier_status()).store is not None:
+            yield from _collect(_TIERS, [((), tiers)])
 
     def _topic_metrics(self, now: _Snapshot) -> Iterator[Metric]:
         """Series of the first `TOPICS_MAX` topics by name."""

@@ -306,6 +306,9 @@ def _topic_config_schema(fields: dict[str, Schema]) -> Schema:
         fields[name] |= {"minimum": minimum, "maximum": maximum}
     for name in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"):
         fields[name] |= {"minimum": 0}
+    for name in ("hot_retain_segments", "hot_retain_bytes"):
+        text = "Of the newest sealed segments that stay on the disk where there is a cold store. null: as the server's."
+        fields[name] = {**nullable({"type": "integer", "minimum": 0}), "default": None, "description": text}
     fields["durability"] = {**nullable({"enum": ["ephemeral", "memory", "disk", "fsync"]}), "default": "disk"}
     fields["dead_letter"] = {**nullable(TOPIC_NAME), "default": None}
     fields["durable"] = {"type": "boolean", "default": False, "description": "Without durability: true is fsync."}

@@ -353,7 +353,41 @@ class Segment(Body):
     bytes: Annotated[Count, described("Data and meta of live records.")]
     first_ts: TimestampMs
     last_ts: TimestampMs
+    tier: Annotated[
+        Literal["hot", "cold", "both"], described("Where its data is: on the disk, in the cold store, or in both.")
+    ]
     files: SegmentFiles
+
+
+class Tiers(TimedBody):
+    store: Annotated[str | None, described("The address of the cold store, without credentials; null: there is none.")]
+    enabled: Annotated[bool, described("Whether segments are moved there.")]
+    hot_segments: Count
+    hot_bytes: Count
+    cold_segments: Count
+    cold_bytes: Annotated[Count, described("Of the data of these segments.")]
+    object_bytes: Annotated[Count, described("What they take in the store.")]
+    relocated: Annotated[Count, described("Segments moved since the start.")]
+    recalled: Count
+    deleted_objects: Count
+    failures: Count
+    reads: Annotated[Count, described("Ranges read from the store for readers.")]
+    read_bytes: Count
+    read_failures: Count
+    cache_bytes: Count
+    last_error: str | None
+
+
+class SegmentNotMoved(Part):
+    base: Count
+    reason: str
+
+
+class SegmentsMoved(TimedBody):
+    topic: str
+    segments: Count
+    bytes: Count
+    failed: list[SegmentNotMoved]
 
 
 class SegmentTail(Part):

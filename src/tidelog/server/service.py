@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tidelog.channels import Hook
 from tidelog.clock import Clock
 from tidelog.database import Database, engine_of
-from tidelog.engine import Engine
+from tidelog.engine import Engine, Topic
 from tidelog.engine.health import HealthMonitor
-from tidelog.errors import BadInput, Busy
+from tidelog.engine.topic import topic_operations
+from tidelog.errors import BadInput, Busy, StoreUnavailable
 from tidelog.http.limits import LimitCounters
 from tidelog.server.auth import AccessControl
 from tidelog.server.config import RELOADABLE_SETTINGS, ServerConfig, check_config
@@ -42,6 +43,8 @@ from tidelog.server.write_pipeline import WritePipeline
 
 T = TypeVar("T")
 _POOL_THREADS: Final = 2  # more would compete for the interpreter: their work is mostly Python
+_COLD_THREADS: Final = 8  # readers of the cold tier: they wait for a network
+_COLD_CALLS_MAX: Final = 256  # that run or wait for one of these threads
 _NOTIFY_WORKERS: Final = 1  # threads that notify readers: the loop
 _LAG_RECHECK_S: Final = 0.02
 _LARGE_WAIT_S: Final = 10.0  # a large write waits so long for a checkpoint before it is rejected
@@ -88,6 +91,8 @@ class Service:
         self._recovery_done = asyncio.Event()
         self._pool_calls = 0
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="tidelog work")
+        self._cold_pool = ThreadPoolExecutor(_COLD_THREADS, thread_name_prefix="tidelog cold")
+        self._cold_calls = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def now_ms(self) -> int:
@@ -171,6 +176,7 @@ class Service:
         self.push.scheduler.stop()
         self.channels.close()
         self._pool.shutdown(wait=True)
+        self._cold_pool.shutdown(wait=True, cancel_futures=True)
 
     # ── work ──────────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +192,24 @@ class Service:
     async def run_long(self, call: Callable[[], T]) -> T:
         """Run in a thread of its own kind what may take minutes: other work finds the pool's threads free."""
         return await self.loop.run_in_executor(None, call)
+
+    async def run_read(self, topic: Topic, from_seq: int, call: Callable[[], T]) -> T:
+        """`run_blocking` for a read of the records after `from_seq`: in a thread of its own kind where it may wait for
+        the cold store. A store that hangs then delays no write and no other read."""
+        if not topic_operations(topic).may_read_cold(from_seq):
+            return await self.run_blocking(call)
+        return await self.run_cold(call)
+
+    async def run_cold(self, call: Callable[[], T]) -> T:
+        """Run in a thread what may wait for the cold store. Raises StoreUnavailable where too many calls wait."""
+        if self._cold_calls >= _COLD_CALLS_MAX:
+            status = self.engine.tier_status()
+            raise StoreUnavailable(status.store or "", f"{_COLD_CALLS_MAX} reads are waiting for it")
+        self._cold_calls += 1
+        try:
+            return await self.loop.run_in_executor(self._cold_pool, call)
+        finally:
+            self._cold_calls -= 1
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)

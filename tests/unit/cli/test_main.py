@@ -25,6 +25,7 @@ TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "s
 QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
+TIER = ("status", "relocate", "recall", "claim")
 CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete", "import", "export")
 PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats")
 COMMANDS = (
@@ -35,6 +36,7 @@ COMMANDS = (
     "gaps",
     *(f"erase {verb}" for verb in ("run", "ls", "verify")),
     *(f"router {verb}" for verb in ROUTER),
+    *(f"tier {verb}" for verb in TIER),
     *(f"channel {verb}" for verb in CHANNEL),
     *("serve", "check"),
     *(f"pipeline {verb}" for verb in PIPELINE),
@@ -52,7 +54,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    named = ("topic", "queue", "group", "erase", "router", "channel", "pipeline", "log")
+    named = ("topic", "queue", "group", "erase", "router", "tier", "channel", "pipeline", "log")
     groups = ("tidelog", *(f"tidelog {group}" for group in named))
     found = [made.prog for made in parsers(build_parser())]
     assert [name for name in found if name in groups] == list(groups)
@@ -91,7 +93,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(build_parser().parse_args(given).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "channel", "pipeline", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "tier", "channel", "pipeline", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])

@@ -12,7 +12,8 @@
     DET  damage is reported, never served            REF  refuses to open
     –    no such call is made
 
-A test carries the id of its cell: `T7-EF-dropped-once` is row T7, column EF. Rows T12 to T14 are tiers.
+A test carries the id of its cell: `T7-EF-dropped-once` is row T7, column EF. Rows T12 to T14 are tiers:
+`test_tiers.py` here and in `tests/crash/topics`.
 """
 
 from __future__ import annotations

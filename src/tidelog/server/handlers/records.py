@@ -125,7 +125,7 @@ def read_after(
 
 
 async def _read_blocking(context: RequestContext, plan: ReadPlan) -> Response:
-    return page_response(context, await context.service.run_blocking(plan.read))
+    return page_response(context, await context.service.run_read(plan.topic, plan.from_seq, plan.read))
 
 
 async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> Response:
@@ -141,7 +141,7 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
             page = (
                 plan.read()
                 if topic_operations(topic).can_read_without_blocking(plan.from_seq)
-                else await service.run_blocking(plan.read)
+                else await service.run_read(topic, plan.from_seq, plan.read)
             )
             left_ms = until_ms - service.clock.monotonic_ms()
             if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():
@@ -211,7 +211,9 @@ async def delete_records(context: RequestContext) -> Response:
     parse_tag_match(match)  # an invalid match is refused also where the topic does not exist
     service, actor = context.service, context.principal.name
     topic = context.get_topic()
-    done = await service.run_blocking(lambda: topic.delete(match=match, before_seq=before, actor=actor))
+    # A search by tag reads the records of a segment whose tag index is lost.
+    from_seq = 0 if match is not None else topic.head_seq
+    done = await service.run_read(topic, from_seq, lambda: topic.delete(match=match, before_seq=before, actor=actor))
     return context.json(
         responses.Deleted(context.topic, done.deleted, done.earliest_seq, done.head_seq, done.count, done.bytes)
     )
@@ -310,7 +312,7 @@ async def read_records(context: RequestContext) -> Stream:
     async def run(sink: Sink) -> None:
         try:
             with slot.open():
-                await _send_chunks(service, sink, scan, chunks)
+                await _send_chunks(service, topic, sink, scan, chunks)
         finally:
             service.metrics.count_read(topic.name, scan.counts.rows, gap=scan.gap is not None)
 
@@ -320,16 +322,21 @@ async def read_records(context: RequestContext) -> Stream:
 class ResizableScan(Protocol):
     """A scan whose chunk size can be set."""
 
+    @property
+    def next_from_seq(self) -> int: ...
+
     def set_chunk_bytes(self, size: int) -> None: ...
 
 
-async def _send_chunks(service: Service, sink: Sink, scan: ResizableScan, chunks: Iterator[list[bytes]]) -> None:
+async def _send_chunks(
+    service: Service, topic: Topic, sink: Sink, scan: ResizableScan, chunks: Iterator[list[bytes]]
+) -> None:
     """Write chunks that a thread encodes, the next one while the last one is sent. Encoded bytes that are not written
     yet count as memory of this client."""
 
     def encode_next(size: int) -> asyncio.Future[list[bytes] | None]:
         scan.set_chunk_bytes(size)
-        return asyncio.ensure_future(service.run_blocking(lambda: next(chunks, None)))
+        return asyncio.ensure_future(service.run_read(topic, scan.next_from_seq, lambda: next(chunks, None)))
 
     size = _CHUNK_BYTES_FIRST
     await sink.wait_ready()

@@ -46,7 +46,6 @@ from tidelog.server.handlers.records import wants_strong_read
 from tidelog.server.openapi import BINARY, CONSISTENCY_PARAM, STRING, Parameter, flag_param, operation
 from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import ARROW, OCTET_STREAM, RequestContext
-from tidelog.types import Buffer
 
 _PIECE_BYTES: Final = 1 << 20
 _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
@@ -117,6 +116,7 @@ def _segment_rows(segments: list[SegmentFile], sums: bool) -> list[responses.Seg
             segment.live_bytes,
             segment.first_ts,
             segment.last_ts,
+            segment.tier,
             responses.SegmentFiles(
                 **{
                     _FILE_FIELDS[kind]: info
@@ -163,25 +163,31 @@ async def read_segment_file(context: RequestContext) -> Response | Stream:
     generation = engine.generation
     file_kind: FileKind = kind
     wanted = context.query.number("generation", -1)
-    content, digest = await service.run_blocking(
-        lambda: _open_segment_file(topic, base, None if wanted < 0 else wanted, file_kind)
+    segment, size, digest = await service.run_blocking(
+        lambda: _find_segment_file(topic, base, None if wanted < 0 else wanted, file_kind)
     )
     tag = f"{digest:016x}-{generation}"
     headers = [(b"etag", b'"%b"' % tag.encode()), (b"accept-ranges", b"bytes"), (b"cache-control", b"no-cache")]
-    size = len(content)
     byte_range = _parse_range(context, digest, size)
+    first, stop = byte_range or (0, size)
+    run = service.run_cold if kind == "data" and segment.tier != "hot" else service.run_blocking
+    content = await run(lambda: segment.read_range(file_kind, first, stop))
+    assert content is not None, "found above"
     if byte_range is None:
         return await _send_bytes(context, 200, memoryview(content), headers)
-    first, stop = byte_range
     headers.append((b"content-range", b"bytes %d-%d/%d" % (first, stop - 1, size)))
-    return await _send_bytes(context, 206, memoryview(content)[first:stop], headers)
+    return await _send_bytes(context, 206, memoryview(content), headers)
 
 
-def _open_segment_file(topic: Topic, base: str, generation: int | None, kind: FileKind) -> tuple[Buffer, int]:
+def _find_segment_file(topic: Topic, base: str, generation: int | None, kind: FileKind) -> tuple[SegmentFile, int, int]:
+    """Return the segment, and the length and checksum of its file."""
     is_number = base.isascii() and base.isdecimal() and len(base) <= 20
     segment = topic.segment(int(base), generation) if is_number else None
-    content = None if segment is None else segment.content(kind)
-    if segment is None or content is None:
+    size = None if segment is None else segment.length(kind)
+    if segment is not None and size is None:
+        content = segment.content(kind)  # small
+        size = None if content is None else len(content)
+    if segment is None or size is None:
         raise ApiError(
             "not_found",
             f"{topic.name} has no file {kind} of a segment {base[:20]}, or has it no longer; nothing was read, "
@@ -189,7 +195,7 @@ def _open_segment_file(topic: Topic, base: str, generation: int | None, kind: Fi
         )
     digest = segment.digest(kind)
     assert digest is not None, "a file with content has a checksum"
-    return content, digest
+    return segment, size, digest
 
 
 def _parse_range(context: RequestContext, digest: int, size: int) -> tuple[int, int] | None:

@@ -31,6 +31,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidelog.clock import Clock
@@ -244,9 +245,9 @@ class TopicStream:
                 if not self._is_active(subscription):
                     return
             try:
-                page = await self._page_cache.get(
-                    topic, self._cursors[name], subscription.options, service.run_blocking
-                )
+                from_seq = self._cursors[name]
+                run = partial(service.run_read, topic, from_seq)
+                page = await self._page_cache.get(topic, from_seq, subscription.options, run)
             except TopicNotFound:
                 topic = None
                 continue

@@ -1,0 +1,220 @@
+"""Reads of segments in the cold tier: ranges of their objects, through a bounded cache of blocks.
+
+    Segment.reader ──► ColdFile.fetch(lo, hi) ──► ColdReader: cached blocks, else one ranged read of the store
+
+`.idx`, `.foot`, `.tag`, `.del` and `.siz` of such a segment stay on the disk, so a read of a range needs the store for
+the frames alone. Opening a segment needs no store at all: it may be opened under the topic's lock. `fetch` waits for
+the store and is called without it.
+
+Blocks are those of a footer's chunks. A reader verifies them against the footer every time, as bytes that came over a
+network; a block of a compressed object has a checksum of its own as well. Keys of objects are never reused, so a cached
+block is never stale.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from threading import Lock
+from typing import Final, NoReturn
+
+from tidelog.commitlog.segment import MmapReader
+from tidelog.disk.segment_store import SegmentStore
+from tidelog.engine.manifest import ColdRow
+from tidelog.errors import Corrupt, StoreUnavailable
+from tidelog.formats import cold_object
+from tidelog.formats.cold_object import BLOCK_BYTES, BlockIndex
+
+_READ_BYTES_MAX: Final = 8 << 20  # of one ranged read
+_INDEXES_MAX: Final = 1024
+ZSTD: Final = 1  # ColdRow.compression; 0: the object is the data file itself
+
+
+class BlockCache:
+    """The blocks that were read last, bounded by their bytes. Thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max, self._bytes = bytes_max, 0
+        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._lock = Lock()
+        self.hits = self.misses = 0
+
+    def get(self, key: str, number: int) -> bytes | None:
+        with self._lock:
+            block = self._blocks.get((key, number))
+            if block is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._blocks.move_to_end((key, number))
+            return block
+
+    def put(self, key: str, number: int, block: bytes) -> None:
+        with self._lock:
+            before = self._blocks.pop((key, number), b"")
+            self._blocks[key, number] = block
+            self._bytes += len(block) - len(before)
+            while self._bytes > self._bytes_max and self._blocks:
+                self._bytes -= len(self._blocks.popitem(last=False)[1])
+
+    def drop(self, key: str) -> None:
+        """Forget the blocks of an object."""
+        with self._lock:
+            for each in [each for each in self._blocks if each[0] == key]:
+                self._bytes -= len(self._blocks.pop(each))
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+
+class ColdReader:
+    """Reads objects of one store. Without a store every read raises. Thread-safe."""
+
+    def __init__(self, store: SegmentStore | None, cache_bytes: int) -> None:
+        self.store, self.cache = store, BlockCache(cache_bytes)
+        self._indexes: OrderedDict[str, BlockIndex] = OrderedDict()
+        self._lock = Lock()
+        self.reads = self.failures = self.bytes = 0  # of the store
+
+    def where(self, row: ColdRow) -> str:
+        """Return the address of an object, for messages."""
+        return f"{'the cold store' if self.store is None else self.store.address}/{row.key}"
+
+    def read(self, row: ColdRow, data_bytes: int, lo: int, hi: int) -> memoryview:
+        """Return bytes [lo, hi) of the data of a segment.
+
+        Raises:
+            StoreUnavailable: the store does not answer, or there is none.
+            Corrupt: the object is missing, too short, or a block of it does not match its checksum.
+        """
+        hi = min(hi, data_bytes)
+        if lo >= hi:
+            return memoryview(b"")
+        first, stop = lo // BLOCK_BYTES, -(-hi // BLOCK_BYTES)
+        blocks: dict[int, bytes] = {}
+        run = first
+        for number in range(first, stop):
+            block = self.cache.get(row.key, number)
+            if block is None:
+                if (number + 1 - run) * BLOCK_BYTES >= _READ_BYTES_MAX:
+                    blocks.update(self._fetch(row, data_bytes, run, number + 1))
+                    run = number + 1
+                continue
+            blocks[number] = block
+            if run < number:
+                blocks.update(self._fetch(row, data_bytes, run, number))
+            run = number + 1
+        if run < stop:
+            blocks.update(self._fetch(row, data_bytes, run, stop))
+        if stop == first + 1:
+            return memoryview(blocks[first])[lo - first * BLOCK_BYTES : hi - first * BLOCK_BYTES]
+        joined = memoryview(b"".join(blocks[number] for number in range(first, stop)))
+        return joined[lo - first * BLOCK_BYTES : hi - first * BLOCK_BYTES]
+
+    def _fetch(self, row: ColdRow, data_bytes: int, first: int, stop: int) -> dict[int, bytes]:
+        """Fetch blocks [first, stop) with one ranged read, and cache them."""
+        found: dict[int, bytes] = {}
+        if row.compression == ZSTD:
+            index = self._load_index(row, data_bytes)
+            lo, hi = index.byte_range(first, stop)
+            content = memoryview(self._read_object(row, lo, hi))
+            for number in range(first, stop):
+                begin, end = index.byte_range(number, number + 1)
+                found[number] = index.decode_block(number, content[begin - lo : end - lo], self.where(row))
+        else:
+            lo, hi = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, data_bytes)
+            content = memoryview(self._read_object(row, lo, hi))
+            for number in range(first, stop):
+                at = (number - first) * BLOCK_BYTES
+                found[number] = bytes(content[at : at + BLOCK_BYTES])
+        for number, block in found.items():
+            self.cache.put(row.key, number, block)
+        return found
+
+    def _load_index(self, row: ColdRow, data_bytes: int) -> BlockIndex:
+        with self._lock:
+            found = self._indexes.get(row.key)
+        if found is not None:
+            return found
+        lo = max(row.length - cold_object.tail_bytes(data_bytes), 0)
+        index = cold_object.decode_index(self._read_object(row, lo, row.length), row.length, self.where(row))
+        if (index.data_bytes, index.block_bytes) != (data_bytes, BLOCK_BYTES):
+            reason = f"it holds {index.data_bytes} bytes of data in blocks of {index.block_bytes}, not {data_bytes}"
+            raise Corrupt(self.where(row), pos=lo, reason=reason)
+        with self._lock:
+            self._indexes[row.key] = index
+            if len(self._indexes) > _INDEXES_MAX:
+                self._indexes.popitem(last=False)
+        return index
+
+    def _read_object(self, row: ColdRow, lo: int, hi: int) -> bytes:
+        if self.store is None:
+            raise StoreUnavailable(
+                "of this database",
+                "these records are in the cold tier, and no store is known here",
+                undone="nothing was read",
+                step="open the database with cold=ADDRESS, or set TIDELOG_COLD_DIR",
+            )
+        self.reads += 1
+        try:
+            content = self.store.read(row.key, lo, hi)
+        except FileNotFoundError:
+            self.failures += 1
+            raise Corrupt(
+                self.where(row), pos=0, reason="the object is missing", next_step="restore it to the store"
+            ) from None
+        except StoreUnavailable:
+            self.failures += 1
+            raise
+        self.bytes += len(content)
+        if len(content) != hi - lo:
+            self.failures += 1
+            reason = f"it ends at byte {lo + len(content)}, it had {row.length}"
+            raise Corrupt(self.where(row), pos=lo + len(content), reason=reason, next_step="restore it to the store")
+        return content
+
+
+class ColdDataFile:
+    """The data of a segment in the cold tier as a file that is only read, for copies of it."""
+
+    def __init__(self, reader: ColdReader, row: ColdRow, size: int) -> None:
+        self._reader, self._row, self._size = reader, row, size
+
+    @property
+    def path(self) -> str:
+        return self._reader.where(self._row)
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, pos: int, size: int, /) -> bytes:
+        return bytes(self._reader.read(self._row, self._size, pos, pos + size))
+
+    def map(self) -> memoryview:
+        return self._reader.read(self._row, self._size, 0, self._size)
+
+    def close(self) -> None:
+        pass
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise OSError(errno.EROFS, "an object of the cold tier is only read", self.path)
+
+    write = writev = truncate = allocate = sync = _refuse
+
+
+class ColdFile(MmapReader):
+    """The data of a segment in the cold tier: each access reads its blocks. Created without I/O."""
+
+    is_remote = True
+
+    def __init__(self, reader: ColdReader, row: ColdRow, size: int) -> None:
+        super().__init__(memoryview(b""))
+        self._reader, self._row, self.size = reader, row, size
+
+    def fetch(self, lo: int, hi: int) -> memoryview:
+        return self._reader.read(self._row, self.size, max(lo, 0), min(hi, self.size))
