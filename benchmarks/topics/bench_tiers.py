@@ -1,7 +1,7 @@
 """Moving segments to a cold store and reading them there: speed, compression, and what writers and pushes notice.
 
-Sketch. A relocation reads a segment, hashes it, writes it, syncs it, reads it back and hashes it again: three passes over
-the bytes and a sync, so a third to a half of a plain put. A read of the cold tier fetches 8 MiB at a time,
+Sketch. A relocation reads a segment, hashes it, writes it, syncs it, reads it back and hashes it again: three passes
+over the bytes and a sync, so a third to a half of a plain put. A read of the cold tier fetches 8 MiB at a time,
 verifies and indexes them; a plain copy writes the same bytes to a file. An append beside a relocation
 shares the disk and the interpreter with it; hashing, zstd and writing release the interpreter, and the rate is limited
 (64 MiB/s unless set), so p99 should hardly move.
