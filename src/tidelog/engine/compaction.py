@@ -277,8 +277,8 @@ def horizon(topic: TopicState, stop: int) -> int:
 
 
 def record_times(topic: TopicState, seqs: Ints) -> Ints:
-    """Return the times of these ascending seqs in milliseconds; 0 where the record is gone. Raises Corrupt where an
-    index does not verify: a wrong time would remove a tombstone too early."""
+    """Return the times of these ascending seqs in milliseconds; 0 where the record is gone. Indexes of sealed segments
+    are verified against their footers: a wrong time would remove a tombstone too early."""
     times = np.zeros(len(seqs), np.int64)
     with topic.lock:
         for part, first, stop in topic.index.slices(int(seqs[0]), int(seqs[-1]) + 1) if len(seqs) else ():
