@@ -1,21 +1,17 @@
 """Topics: a durable, numbered log of records per topic, in one data directory.
 
 `engine.py` owns the directory and its topics; `topic.py` is the public handle of a topic. Each operation is one
-module of functions over a `TopicState` (`topic_state.py`): `append`, `read`, `delete`, `retention`, `groups`,
-`compaction` and `latest` over the `key_index`. Streamed records of more than 256 KiB are files: `large_append` writes
-and `large_read` reads them, `blobs` knows which are needed.
+module of functions over a `TopicState` (`topic_state.py`), which is the module to read first.
 
-    write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners
-    read    read or json_pages -> topic_index -> memtable and segment
+    write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners; large_append: blobs
+    read    read or json_pages -> topic_index -> memtable and segment; large_read; latest -> key_index
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
+    remove  delete, retention; compaction -> key_index: only the newest record of each key stays
     free    rewrite: segments without deleted records; erase: records gone from every file, with a receipt
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
-    open    startup -> recovery: manifest, then WAL replay; check verifies a directory without changing it
-
+    open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
     copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
-
-`topic_table.py` has the topics by name and loads idle ones on first use; `manifest.py` keeps their rows on disk.
-`queues/` adds jobs and leases to a topic, `routing/` copies records between topics. Read `topic_state.py` first.
+    beside  groups: cursors of consumers; queues/: jobs and leases; routing/: copies of records between topics
 """
 
 from __future__ import annotations

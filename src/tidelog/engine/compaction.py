@@ -29,9 +29,9 @@ from tidelog.engine.context import EngineContext
 from tidelog.engine.delete import MatchedRecords
 from tidelog.engine.key_index import KeyIndex, KeyTable
 from tidelog.engine.record_keys import selector_of
-from tidelog.engine.segment import Part, Segment, SizeCount
+from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import CompactionProgress, TopicState
-from tidelog.errors import Corrupt, Error
+from tidelog.errors import Error
 from tidelog.formats import control_frames, frame
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
@@ -284,17 +284,8 @@ def record_times(topic: TopicState, seqs: Ints) -> Ints:
         for part, first, stop in topic.index.slices(int(seqs[0]), int(seqs[-1]) + 1) if len(seqs) else ():
             lo, hi = np.searchsorted(seqs, (first, stop))
             if lo < hi:
-                _verify_index(part, int(seqs[lo]))
                 times[lo:hi] = part.entries()["ts"][seqs[lo:hi] - part.base].astype(np.int64)
     return times
-
-
-def _verify_index(part: Part, seq: int) -> None:
-    """Read a frame of a segment whose index was not verified yet: that compares index, frame and footer."""
-    if isinstance(part, Segment) and not part.is_index_verified:
-        fault = part.reader(seq, seq + 1, 1)().fault
-        if fault is not None:
-            raise Corrupt(part.path(".idx"), pos=fault.pos, reason=fault.reason)
 
 
 # ── background ────────────────────────────────────────────────────────────────────────────────────
