@@ -280,18 +280,6 @@ def a_topic_that_was_written_is_not_dirty(patch: Patch) -> None:
     patch.setattr(TopicState, "mark_dirty", mark_dirty)
 
 
-def a_base_is_removed_before_the_next_one_is_written(patch: Patch) -> None:
-    real = manifest.ManifestStore._write_base
-
-    def write_base(self: manifest.ManifestStore) -> None:
-        for number in self._bases:
-            self._disk.remove(manifest.manifest_path(self._root, number))
-        self._disk.sync_dir(f"{self._root}/meta")
-        real(self)
-
-    patch.setattr(manifest.ManifestStore, "_write_base", write_base)
-
-
 # Recovery -------------------------------------------------------------------------------------------------
 
 
@@ -344,7 +332,6 @@ PLANTED: list[tuple[Callable[[Patch], None], str, str]] = [
     (a_snapshot_says_more_than_the_segments_hold, "", "one checkpoint"),
     (positions_are_taken_too_late, "", "checkpoint one"),
     (a_topic_that_was_written_is_not_dirty, "", "one checkpoint one checkpoint"),
-    (a_base_is_removed_before_the_next_one_is_written, "", "one checkpoint " * 7),
     (torn_tails_are_left_in_place, "", "batch"),
     (half_a_batch_counts, "", "batch"),
     (a_jump_in_seqs_ends_the_replay_of_a_topic, "", "kill one kill"),

@@ -28,6 +28,7 @@ from tidelog.engine.topic_state import TopicState
 from tidelog.errors import NewerFormat
 from tidelog.formats import small_files
 from tidelog.testing import SimDisk
+from tidelog.testing.simulated_disk import SimFile
 
 ROOT = "data"
 
@@ -150,6 +151,35 @@ def test_a_power_cut_leaves_the_old_manifest_or_the_new_one(saves: int) -> None:
         start = loaded.number
         for again, image in after_power_cuts(second, second.save):
             second.check(image, {start, start + 1, second.store.number}, f"{when}, then {again}")
+
+
+def a_base_is_removed_before_the_next_one_is_written(patch: pytest.MonkeyPatch) -> None:
+    real = ManifestStore._write_base
+
+    def write_base(self: ManifestStore) -> None:
+        for number in self._bases:
+            self._disk.remove(manifest.manifest_path(self._root, number))
+        real(self)
+
+    patch.setattr(ManifestStore, "_write_base", write_base)
+
+
+def files_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimFile, "sync", lambda _: None)
+
+
+def names_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimDisk, "sync_dir", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "bug", [a_base_is_removed_before_the_next_one_is_written, files_are_not_synced, names_are_not_synced]
+)
+def test_the_power_cuts_catch(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: without these steps a power cut leaves another manifest, or none."""
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, FileNotFoundError)):
+        all(test_a_power_cut_leaves_the_old_manifest_or_the_new_one(saves) is None for saves in (3, 4, 6, 8))
 
 
 # ── lost and damaged files ────────────────────────────────────────────────────────────────────────
