@@ -204,7 +204,7 @@ class _Erasure:
         self._step("deleting", 0)
         deleted = delete.delete_records(topic, match, None, self._seqs, self._actor).deleted
         selected = self._find_selected()
-        bases = self._segments_of(selected)
+        bases, blobs = self._segments_of(selected), self._blob_files(selected)
         self._forget_keys(selected)
         self._step("sealing", 1)
         with topic.lock:
@@ -218,7 +218,6 @@ class _Erasure:
             shard.start_new_file()
         old_wal = self._wal_files()
         quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._files_in(MANIFEST_DIR)
-        blobs = self._blob_files(selected)
         for _ in range(2):  # the first names the new files, the second removes the old ones
             self._host.request_base()
             self._host.checkpoint()
@@ -308,6 +307,9 @@ class _Erasure:
         found = {}
         with suppress(FileNotFoundError):
             for name in sorted(self._context.disk.list_dir(join(self._context.root, directory))):
+                stat = self._context.disk.stat(join(join(self._context.root, directory), name))
+                if stat is None or stat.is_dir:  # blobs of large records are in a directory of their own
+                    continue
                 if (stored := self._digest(join(directory, name))) is not None:
                     found[join(directory, name)] = stored
         return found
@@ -333,10 +335,12 @@ class _Erasure:
         return found
 
     def _blob_files(self, seqs: Ints) -> dict[str, _Stored]:
-        """Return the blobs of these records."""
+        """Return the blobs of these records, and those that checkpoints are about to remove. Before a checkpoint, which
+        forgets them."""
         topic, wanted = self._topic, set(seqs.tolist())
         with topic.lock:
-            found = [blob_path(topic.directory, blob_id) for seq, blob_id in topic.blobs if seq in wanted]
+            ids = [*topic.dropped_blobs, *(blob_id for seq, blob_id in topic.blobs if seq in wanted)]
+        found = [blob_path(topic.directory, blob_id) for blob_id in ids]
         relative = [path.removeprefix(f"{self._context.root}/") for path in found]
         return {path: stored for path in relative if (stored := self._digest(path)) is not None}
 
