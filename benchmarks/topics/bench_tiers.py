@@ -191,6 +191,8 @@ def _p99(topic: Topic, calls: int, moving: Database | None, *, pushes: bool) -> 
 def _move_until(log: Database, stopped: Event) -> None:
     """Move segments at the rate of the background, and bring them back."""
     engine = engine_of(log)
+    topic = engine._topics.get("orders")
+    assert topic is not None
     while not stopped.is_set():
-        engine._tiers.relocate([engine._topics["orders"]], keep_segments=0, throttled=True)
-        engine._tiers.recall([engine._topics["orders"]])
+        engine._tiers.relocate([topic], keep_segments=0, throttled=True)
+        engine._tiers.recall([topic])

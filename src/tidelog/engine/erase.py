@@ -202,9 +202,12 @@ class _Erasure:
     def run(self, match: object) -> ErasureReceipt:
         context, topic = self._context, self._topic
         self._step("deleting", 0)
+        with topic.lock:  # before a checkpoint forgets them
+            blob_ids, dropped_ids = dict(topic.blobs), [*topic.dropped_blobs]
         deleted = delete.delete_records(topic, match, None, self._seqs, self._actor).deleted
         selected = self._find_selected()
-        bases, blobs = self._segments_of(selected), self._blob_files(selected)
+        bases = self._segments_of(selected)
+        blobs = self._blob_files([*dropped_ids, *(blob_ids[seq] for seq in selected.tolist() if seq in blob_ids)])
         self._forget_keys(selected)
         self._step("sealing", 1)
         with topic.lock:
@@ -300,6 +303,10 @@ class _Erasure:
     # ── files ─────────────────────────────────────────────────────────────────────────────────
 
     def _digest(self, path: str) -> _Stored | None:
+        """Return size and checksum of a file; None where there is none, or a directory."""
+        stat = self._context.disk.stat(join(self._context.root, path))
+        if stat is None or stat.is_dir:
+            return None
         content = map_file(self._context.disk, join(self._context.root, path))
         return None if content is None else _Stored(len(content), xxh3_64_hexdigest(content))
 
@@ -334,14 +341,10 @@ class _Erasure:
                     found[path] = stored
         return found
 
-    def _blob_files(self, seqs: Ints) -> dict[str, _Stored]:
-        """Return the blobs of these records, and those that checkpoints are about to remove. Before a checkpoint, which
-        forgets them."""
-        topic, wanted = self._topic, set(seqs.tolist())
-        with topic.lock:
-            ids = [*topic.dropped_blobs, *(blob_id for seq, blob_id in topic.blobs if seq in wanted)]
-        found = [blob_path(topic.directory, blob_id) for blob_id in ids]
-        relative = [path.removeprefix(f"{self._context.root}/") for path in found]
+    def _blob_files(self, blob_ids: Iterable[int]) -> dict[str, _Stored]:
+        """Return the files of these blobs that exist."""
+        files = (blob_path(self._topic.directory, blob_id) for blob_id in blob_ids)
+        relative = [path.removeprefix(f"{self._context.root}/") for path in files]
         return {path: stored for path in relative if (stored := self._digest(path)) is not None}
 
     def _remove_quarantine(self, files: Iterable[str]) -> None:
