@@ -163,6 +163,7 @@ class Engine:
             opened.named_objects,
         )
         self._checkpoints.discard_objects = self._tiers.discard
+        self._context.erase_locations.append(self._tiers)
         for topic in self._topics.resident() if self._context.shards else ():
             with topic.lock:
                 topic.schedule_maintenance()

@@ -33,6 +33,7 @@ from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import join
 from tidelog.engine import delete, tag_search
 from tidelog.engine.blobs import blob_path
+from tidelog.engine.cold_claim import STATE_FILE
 from tidelog.engine.context import WAL_DIR, EngineContext
 from tidelog.engine.manifest import MANIFEST_DIR
 from tidelog.engine.memtable import MemTable
@@ -221,6 +222,7 @@ class _Erasure:
             shard.start_new_file()
         old_wal = self._wal_files()
         quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._files_in(MANIFEST_DIR)
+        old_manifests.pop(join(MANIFEST_DIR, STATE_FILE), None)  # of the cold store, which holds nothing of a record
         for _ in range(2):  # the first names the new files, the second removes the old ones
             self._host.request_base()
             self._host.checkpoint()

@@ -38,8 +38,9 @@ from tidelog.engine.cold_claim import StoreClaim
 from tidelog.engine.cold_reader import ZSTD
 from tidelog.engine.config import OWN
 from tidelog.engine.context import EngineContext
+from tidelog.engine.erase import ErasedFile, ErasureIncomplete
 from tidelog.engine.manifest import ColdRow, SegmentRow, TopicRow
-from tidelog.engine.segment import Segment, Tier, format_file_name, record_sizes
+from tidelog.engine.segment import Segment, Tier, format_file_name, parse_file_name, record_sizes
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, write_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
@@ -309,6 +310,41 @@ class Tiers:
                 ]
             )
             self.discard(topic.dropped_objects)
+
+    def erase(self, topic_id: int, bases: frozenset[int]) -> tuple[list[ErasedFile], list[str]]:
+        """Delete the objects of old generations of these segments, for an erasure; return them, and the store if it
+        cannot be changed from here. Raises ErasureIncomplete where the store does not answer."""
+        store = self.store
+        if store is None:
+            return [], []
+        if self._claim is None:
+            return [], [f"{store.address}: the cold store, which this process only reads"]
+        erased: list[ErasedFile] = []
+        try:
+            with self._work_lock:
+                self._take_claim()
+                named = {*self._in_flight, *(key for key in self._named_objects(topic_id))}
+                for each in list(store.list(f"{_OBJECTS_DIR}/{topic_id:08X}")):
+                    file = parse_file_name(each.key.rpartition("/")[2].partition(".data")[0] + ".data")
+                    if file is None or file.base not in bases or each.key in named:
+                        continue
+                    store.delete(each.key)
+                    self._context.cold.cache.drop(each.key)
+                    erased.append(ErasedFile(f"{store.address}/{each.key}", "removed", each.length, ""))
+        except StoreUnavailable as error:
+            raise ErasureIncomplete(
+                f"{error} Objects of the cold store still hold bytes of the erased records; no receipt was written, "
+                "erase them again when the store answers"
+            ) from error
+        self.deleted_objects += len(erased)
+        return erased, []
+
+    def _named_objects(self, topic_id: int) -> Iterator[str]:
+        for topic in self._list_topics():
+            if topic.id == topic_id:
+                with topic.lock:
+                    parts = [part for part in topic.index.parts if isinstance(part, Segment)]
+                yield from (part.cold.key for part in parts if part.cold is not None)
 
     # ── state ─────────────────────────────────────────────────────────────────────────────────
 

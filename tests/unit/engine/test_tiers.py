@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 import tidelog
 from tidelog import Database
+from tidelog.backup import restore
 from tidelog.database import engine_of
 from tidelog.disk.segment_store import MARKER_KEY, DirectoryStore
 from tidelog.engine.check import check_directory
+from tidelog.engine.erase import ErasureIncomplete
 from tidelog.errors import BadInput, Corrupt, Error, StoreDenied, StoreUnavailable, WrongStore
 from tidelog.testing import DiskCall, ManualClock, SimDisk, SimStore, SyncMode
 
@@ -532,3 +535,56 @@ def test_check_verifies_objects(full: bool, machine: Machine) -> None:
     assert findings() == [("cold", True)] * (3 if full else 2)
     machine.store.fail()
     assert findings() == [("cold", False)] * 4, "not verified is not damaged"
+
+
+# Beside the other work on segments ------------------------------------------------------------------------
+
+
+def test_an_erasure_reaches_the_store(machine: Machine) -> None:
+    with machine.open() as log:
+        topic = log.topic("orders", durability="fsync")
+        for _ in range(4):
+            tags = ["gone" if i % 5 == 0 else "kept" for i in range(RECORDS)]
+            topic.append([{"n": i, "text": "secret" if i % 5 == 0 else "open"} for i in range(RECORDS)], tag=tags)
+        log.checkpoint()
+        log.relocate()
+        old = machine.objects()
+        receipt = log.erase("orders", match="gone")
+        assert {file.path for file in receipt.files} >= {f"sim://store/{key}" for key in old}
+        assert not set(old) & set(machine.objects())
+        log.relocate()
+        assert len(topic.read().records) == 32
+        if machine.settings["cold_compression"] == "none":
+            assert not any(b"secret" in content for content in machine.store.objects.values())
+        machine.store.fail()
+        with pytest.raises(ErasureIncomplete, match=r"cold store|cannot be"):
+            log.erase("orders", match="kept")
+
+
+def test_a_rewrite_of_a_segment_in_the_store_deletes_its_object(machine: Machine) -> None:
+    machine.settings |= {"rewrite_dead_bytes_min": 0, "rewrite_dead_percent": 1}
+    with machine.open() as log:
+        machine.fill(log, 3)
+        log.relocate()
+        log.topic("orders").delete(seqs=list(range(2, 9)))
+        assert len(log.rewrite("orders").files) == 1
+        for _ in range(2):
+            log.checkpoint()
+        log.relocate()
+        assert [place.tier for place in log.segment_places("orders")] == ["cold", "cold", "hot"]
+        assert len(machine.objects()) == 2
+        assert [record.seq for record in log.topic("orders").read().records] == [1, *range(9, 31)]
+
+
+def test_a_backup_has_the_data_of_segments_in_the_store(tmp_path: Path) -> None:
+    data, cold, target, restored = (str(tmp_path / name) for name in ("data", "cold", "backup", "restored"))
+    with tidelog.open(data, cold=cold, segment_events_max=10, hot_retain_segments=0) as log:
+        for _ in range(3):
+            log.topic("orders").append([{"n": n} for n in range(10)])
+        log.relocate()
+        log.backup(target)
+    shutil.rmtree(cold)
+    restore(target, restored)
+    with tidelog.open(restored) as log:
+        assert len(log.topic("orders").read().records) == 30
+        assert log.tier_status().cold_segments == 0
