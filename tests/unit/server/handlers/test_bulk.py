@@ -335,6 +335,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.next_from_seq = 0
 
     def set_chunk_bytes(self, size: int) -> None:
         self.sizes.append(size)
@@ -349,7 +350,9 @@ def test_one_chunk_is_made_while_the_one_before_is_on_its_way_and_none_for_a_pee
             for _ in range(5):
                 await asyncio.sleep(0.002)
 
-        async with RunningStream(records._send_chunks(world.service, tap, chunks, making)) as running:
+        async with RunningStream(
+            records._send_chunks(world.service, world.service.engine.topic("orders"), tap, chunks, making)
+        ) as running:
             await settled()
             assert making.made == 0, "the peer takes nothing yet"
             tap.take()
@@ -379,10 +382,14 @@ def test_an_error_comes_after_all_that_was_made_before_it_and_none_is_left_unret
         asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
         tap = FakeSink()
         with pytest.raises(ZeroDivisionError):
-            await records._send_chunks(world.service, tap, Chunks(), Making(2, ZeroDivisionError()))
+            await records._send_chunks(
+                world.service, world.service.engine.topic("orders"), tap, Chunks(), Making(2, ZeroDivisionError())
+            )
         assert tap.writes == [b"1", b"-", b"2", b"-"]
         making, tap = Making(1, ZeroDivisionError()), FakeSink()
-        task = asyncio.ensure_future(records._send_chunks(world.service, tap, Chunks(), making))
+        task = asyncio.ensure_future(
+            records._send_chunks(world.service, world.service.engine.topic("orders"), tap, Chunks(), making)
+        )
         while not tap.writes:
             await asyncio.sleep(0)
         tap.stuck, tap.pending_bytes = True, 1
