@@ -108,7 +108,7 @@ def open_store(address: str, *, disk: Disk, timeout_s: float = 30.0) -> SegmentS
     """
     scheme = scheme_of(address)
     if scheme in (None, "file"):
-        return DirectoryStore(disk, local_directory(address, "the cold store"))
+        return DirectoryStore(disk, disk.resolve(local_directory(address, "the cold store")))
     if scheme not in STORE_SCHEMES:
         raise BadInput(
             f"{shown_address(address)[:200]!r} names no segment store: {scheme}: is not one of "

@@ -308,14 +308,29 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
     "queue_max": (4_096, 1, 1 << 62),
     "queue_history_records": (100_000, 0, 1 << 62),
     "routers_max": (10_000, 0, 1 << 62),
+    "rewrite_dead_percent": (50, 0, 100),
+    "rewrite_dead_bytes_min": (256 << 10, 0, 1 << 62),
+    "rewrite_bytes_per_second": (32 * MIB, 0, 1 << 62),
+    "hot_retain_segments": (4, 0, 1 << 62),
+    "hot_retain_bytes": (0, 0, 1 << 62),
+    "cold_rate_bytes": (64 * MIB, 0, 1 << 62),
+    "cold_cache_bytes": (64 * MIB, 0, 1 << 62),
+    "cold_timeout_ms": (30_000, 1, 1 << 62),
+    "cold_threads": (4, 1, 256),
 }
 
 
 def test_the_engine_has_these_settings_and_defaults() -> None:
     made = EngineConfig()
     assert {field.name: getattr(made, field.name) for field in fields(EngineConfig)} == {
-        name: default for name, (default, _, _) in LIMITS.items()
+        **{name: default for name, (default, _, _) in LIMITS.items()},
+        "cold": None,
+        "cold_compression": "none",
     }
+    for bad in ({"cold": ""}, {"cold": 7}, {"cold_compression": "gzip"}, {"cold_compression": None}):
+        with pytest.raises(BadInput, match=r"^cold"):
+            EngineConfig(**bad)
+    assert "secret" not in repr(EngineConfig(cold="s3://key:secret@bucket/x"))
     with pytest.raises(FrozenInstanceError):
         made.queue_max = 1  # type: ignore[misc]
 
