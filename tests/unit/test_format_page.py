@@ -350,7 +350,7 @@ def version_complaints(text: str) -> Iterator[str]:
         ".tidelog.manifest": (small_files.MANIFEST_MAGIC, small_files.MANIFEST_VERSION),
         "tidelog-backup": (backup_manifest.LABEL_MAGIC, backup_manifest.LABEL_VERSION),
         ".manifest": (backup_manifest.BACKUP_MAGIC, backup_manifest.BACKUP_VERSION),
-        "snapshot": (small_files.SNAPSHOT_MAGIC, small_files.SNAPSHOT_VERSION),
+        "snapshot": (small_files.SNAPSHOT_MAGIC, small_files.CHAIN_VERSION),
         "blob": (large_record.BLOB_MAGIC, large_record.BLOB_VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
@@ -465,7 +465,7 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"shorter than {small_files.FILE_HEADER_BYTES} bytes",
         f"the file has {small_files.FILE_HEADER_BYTES} + body_len bytes",
         f"a version below {small_files.SNAPSHOT_VERSION},",
-        f"A version above {small_files.SNAPSHOT_VERSION_NEWEST} is `NewerFormat`",
+        f"A version above {small_files.CHAIN_VERSION} is `NewerFormat`",
         f"A CheckpointMark of a version above {control_frames.CHECKPOINT_VERSION} is `NewerFormat`",
         f"a CheckpointMark of exactly {control_frames._BARRIER_BYTES} bytes",
         f"of the data only, at most {spaced(rustlog.RECORD_BYTES_MAX)}",
