@@ -74,6 +74,29 @@ def test_old_segments_move_and_are_read(machine: Machine) -> None:
         assert log.topic("orders", create=False).to_arrow().num_rows == 50
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_erasure_reaches_objects_of_the_cold_store(machine: Machine, whole: bool) -> None:
+    with machine.open() as log:
+        machine.fill(log, 3, tag="t")
+        log.topic("orders").append([{"n": 1000 + i, "text": "needle"} for i in range(RECORDS)], tag="secret")
+        machine.fill(log, 2, tag="t")
+        log.relocate()
+        before = machine.objects()
+        seqs = range(31, 41) if whole else range(33, 36)
+        receipt = log.erase("orders", seqs=list(seqs))
+        gone = set(before) - set(machine.objects())
+        assert len(gone) == 1
+        named = {file.path.removeprefix("sim://store/") for file in receipt.files}
+        assert gone == named & set(before)
+        assert not set(values(log)) & {1000 + seq - 31 for seq in seqs}
+        assert len(values(log)) == 60 - len(seqs)
+        held = b"".join([*machine.disk.tree().values(), *machine.store.objects.values()])
+        assert (b'{"n":1003,' in held) is False
+    with machine.open() as log:
+        assert len(values(log)) == 60 - len(seqs)
+        assert log.verify_erasures(receipt).ok
+
+
 def test_an_object_that_is_not_compressed_is_the_data_file() -> None:
     machine = Machine(hot_retain_segments=0)
     with machine.open() as log:
