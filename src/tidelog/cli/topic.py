@@ -1035,7 +1035,7 @@ def _add_maintenance(subcommands: Commands) -> None:
         description="Remove the records of a topic with compaction that newer ones of their key replaced, and "
         "tombstones\n"
         "whose delay has passed. Readers skip them: this is no gap. A running writer does this by itself.",
-        examples="tidelog topic config data users compaction=/id\ntidelog topic compact data users",
+        examples="tidelog topic compact data users\ntidelog topic compact data users --json",
     )
     parser = add_command(
         subcommands,

@@ -41,7 +41,8 @@ COUNTERS = words(
     topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
     group_hold_broken_total listener_failures_total corruptions_total background_runs_total background_failures_total
     rewrite_segments_total rewrite_records_removed_total rewrite_bytes_reclaimed_total rewrite_failures_total
-    rewrite_refused_total
+    rewrite_refused_total compaction_runs_total compaction_read_bytes_total compaction_removed_records_total
+    compaction_removed_bytes_total compaction_removed_tombstones_total
     channel_joins_total channel_leaves_total channels_deleted_total store_saves_total store_deletes_total
     store_loads_total store_sweeps_total message_log_flushes_total message_log_reads_total message_log_deletes_total
     message_log_upkeep_total message_log_entries_returned_total message_log_segments_rolled_total
