@@ -358,8 +358,10 @@ def _find_cold_objects(
     older one names are deleted after the next checkpoint. Idle topics that the relocator may have to look at are noted
     by name."""
     loaded = recovered.loaded
-    if context.cold.store is None or loaded.skipped or not loaded.number:
+    if context.cold.store is None or not loaded.number:
         return None
+    if manifest.list_manifest_numbers(context.disk, context.root)[0] != loaded.number:
+        return None  # the newest one does not read, and may name objects that the others do not
     live = {topic.id for topic in recovered.topics.values()} | {entry.id for entry in recovered.idle.values()}
     rows = [row for row in loaded.manifest.topics if row.id in live]
     context.idle_sealed += [
