@@ -100,7 +100,10 @@ class StoreClaim:
         if self.is_held and marker is not None and marker.claim == state.claim:
             return
         claim = self._new_id()
-        self._save(msgspec.structs.replace(state, next_claim=claim))
+        # The claim in the marker may be one that an interrupted take had only announced: it stays valid until the new
+        # one has replaced it.
+        held = marker.claim if marker is not None else state.claim
+        self._save(msgspec.structs.replace(state, claim=held, next_claim=claim))
         self._store.put(MARKER_KEY, [StoreMarker(database=state.database, claim=claim).encode()])
         self._save(ColdStoreState(state.database, claim, "", self._store.address))
         self.is_held = True
