@@ -199,10 +199,10 @@ class CheckpointScheduler:
         self.last_complete_ms = self._context.clock.monotonic_ms()
         self._context.health.succeeded(CHECKPOINT_TASK)
 
-    def take_snapshot(self) -> EngineSnapshot:
-        """Take a snapshot for a backup; the caller releases it."""
+    def take_snapshot(self, list_ids: Callable[[], set[int]]) -> EngineSnapshot:
+        """Take a snapshot for a backup; the caller releases it. `list_ids` returns the ids of all topics."""
         with self._checkpoint_lock:
-            return take_snapshot(self._context, self._list_topics)
+            return take_snapshot(self._context, list_ids)
 
     def wal_file_allowance(self) -> int | None:
         """Return how many bytes a new WAL file may take: half of what is free beside what a checkpoint has to copy."""

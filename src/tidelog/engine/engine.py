@@ -859,7 +859,7 @@ class Engine:
         self._check_writable()
         with suppress(DiskFull, WriteFailed):  # more of the WAL is copied then
             self._checkpoints.checkpoint(throttled=True)
-        return self._checkpoints.take_snapshot()
+        return self._checkpoints.take_snapshot(self._list_topic_ids)
 
     @contextmanager
     def exclusive_backup(self) -> Iterator[None]:
@@ -883,9 +883,13 @@ class Engine:
         return RouterManager(self._topics.resident(), limit=limit, threaded=threaded, on_error=on_error)
 
     def _list_topics(self) -> list[TopicState]:
-        """Return the topics that are loaded: nothing has to be done for others."""
+        """Return the topics that are loaded: background work has nothing to do for others."""
         with self._registry_lock:
             return self._topics.resident()
+
+    def _list_topic_ids(self) -> set[int]:
+        with self._registry_lock:
+            return self._topics.ids()
 
     def _get_next_id(self) -> int:
         """Return an id so that every topic with a lower one is created and dirty, or has a row in the manifest."""

@@ -22,7 +22,7 @@ Which bytes may change while they are copied, and what is done about it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
@@ -40,7 +40,6 @@ from tidelog.wal import Position, paths
 
 if TYPE_CHECKING:
     from tidelog.engine.context import EngineContext
-    from tidelog.engine.topic_state import TopicState
 
 
 class SnapshotPin:
@@ -192,12 +191,13 @@ class EngineSnapshot:
         return path.removeprefix(self.context.root.rstrip("/") + "/")
 
 
-def take_snapshot(context: EngineContext, list_topics: Callable[[], Sequence[TopicState]]) -> EngineSnapshot:
-    """Take a snapshot. The caller holds the checkpoint lock, and releases the snapshot."""
+def take_snapshot(context: EngineContext, list_ids: Callable[[], set[int]]) -> EngineSnapshot:
+    """Take a snapshot. The caller holds the checkpoint lock, and releases the snapshot. `list_ids` returns the ids of
+    all topics, also of idle ones."""
     disk, root = context.disk, context.root
     loaded = manifest.load_newest(disk, root)
     # Before the positions: a topic that is dropped from here on has its files, and its frame is after them.
-    live = {topic.id for topic in list_topics()}
+    live = list_ids()
     rows = [row for row in loaded.manifest.topics if row.id in live]
     pin = SnapshotPin(
         {

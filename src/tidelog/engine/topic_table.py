@@ -84,6 +84,11 @@ class TopicTable:
         """Return the topics that are loaded."""
         return list(self._loaded.values())
 
+    def ids(self) -> set[int]:
+        """Return the ids of all topics, loaded or idle."""
+        idle = {entry.id for entry in list(self._idle.values())}  # first: one that is loaded meanwhile is in both
+        return idle | {topic.id for topic in self.resident()}
+
     def names(self, prefix: str = "", after: str = "") -> Iterator[str]:
         """Yield the names that begin with `prefix` and come after `after`, sorted. A page costs its names."""
         while True:

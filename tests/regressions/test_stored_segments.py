@@ -1,0 +1,48 @@
+"""Bugs where two ways to store topics met: idle topics, backups, the cold tier, rewrites. Listed in docs/bugs.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tidelog
+from tidelog import backup
+from tidelog.database import engine_of
+from tidelog.engine import recovery
+from tidelog.testing import ManualClock, SimDisk
+
+TINY: dict[str, Any] = {"segment_events_max": 8, "wal_file_bytes": 4096, "head_reserve": 4}
+
+
+def open_database(disk: SimDisk, path: str = "data", **settings: Any) -> tidelog.Database:
+    return tidelog.open(path, disk=disk, clock=ManualClock(), threads=False, **TINY, **settings)
+
+
+def read_all(topic: tidelog.Topic) -> list[tuple[int, object]]:
+    return [(record.seq, record.data) for record in topic.read(0, 1000).records]
+
+
+def test_backup_has_topics_that_nothing_used_since_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "IDLE_TOPICS_MIN", 0)
+    disk = SimDisk()
+    with open_database(disk) as db:
+        for name in ("used", "idle", "other"):
+            db.topic(name, durability="fsync").append([b"%d" % number for number in range(20)])
+    for number in range(2):  # the manifest before no longer differs in the others
+        with open_database(disk) as db:
+            db.topic("used").append(b"%d" % number)
+            db.checkpoint()
+    with open_database(disk) as db:
+        db.topic("used").append(b"last")
+        assert set(engine_of(db)._topics._idle) == {"idle", "other"}
+        made = db.backup("backups")
+        incremental = db.backup("backups", incremental=True)
+        expected = {name: read_all(db.topic(name)) for name in db.names()}
+    assert made.topics == incremental.topics == {"used": 23, "idle": 20, "other": 20}
+    for made_backup, path in ((made, "first"), (incremental, "second")):
+        assert not backup.verify("backups", made_backup.id, disk=disk).problems
+        backup.restore("backups", path, backup_id=made_backup.id, disk=disk)
+        with open_database(disk, path) as restored:
+            assert not restored.report.damage
+            assert {name: read_all(restored.topic(name)) for name in restored.names()} == expected
