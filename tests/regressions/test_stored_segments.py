@@ -46,3 +46,15 @@ def test_backup_has_topics_that_nothing_used_since_the_open(monkeypatch: pytest.
         with open_database(disk, path) as restored:
             assert not restored.report.damage
             assert {name: read_all(restored.topic(name)) for name in restored.names()} == expected
+
+
+def test_erasure_completes_in_a_directory_that_was_backed_up() -> None:
+    disk = SimDisk()
+    with open_database(disk) as db:
+        topic = db.topic("t", durability="fsync")
+        topic.append([b"kept", b"secret", b"kept too"])
+        made = db.backup("backups")
+        receipt = topic.erase(seqs=[2])
+        assert receipt.records == 1
+        assert db.verify_erasures(receipt).ok
+        assert db.backup("backups").database_id == made.database_id, "its id is not erased"

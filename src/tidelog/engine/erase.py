@@ -33,9 +33,8 @@ from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import join
 from tidelog.engine import delete, tag_search
 from tidelog.engine.blobs import blob_path
-from tidelog.engine.cold_claim import STATE_FILE
 from tidelog.engine.context import WAL_DIR, EngineContext
-from tidelog.engine.manifest import MANIFEST_DIR
+from tidelog.engine.manifest import MANIFEST_DIR, is_manifest_file
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.producer_batches import STAGING_DIR
 from tidelog.engine.segment import Segment, SizeCount, parse_file_name
@@ -221,8 +220,7 @@ class _Erasure:
         for shard in context.shards:
             shard.start_new_file()
         old_wal = self._wal_files()
-        quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._files_in(MANIFEST_DIR)
-        old_manifests.pop(join(MANIFEST_DIR, STATE_FILE), None)  # of the cold store, which holds nothing of a record
+        quarantined, old_manifests = self._files_in(QUARANTINE_DIR), self._manifest_files()
         for _ in range(2):  # the first names the new files, the second removes the old ones
             self._host.request_base()
             self._host.checkpoint()
@@ -322,6 +320,11 @@ class _Erasure:
                 if (stored := self._digest(join(directory, name))) is not None:
                     found[join(directory, name)] = stored
         return found
+
+    def _manifest_files(self) -> dict[str, _Stored]:
+        """Return the bases and deltas of the manifest. The ids beside them hold nothing of a record."""
+        files = self._files_in(MANIFEST_DIR)
+        return {path: file for path, file in files.items() if is_manifest_file(path.rpartition("/")[2])}
 
     def _segment_files(self, bases: frozenset[int]) -> dict[str, _Stored]:
         """Return all files of these segments, of any generation."""

@@ -697,6 +697,11 @@ class ManifestStore:
             self._disk.sync_dir(join(self._root, MANIFEST_DIR))
 
 
+def is_manifest_file(name: str) -> bool:
+    """Whether a file in the directory of manifests is a base or a delta, whole or not."""
+    return _NAME.fullmatch(name) is not None or _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_temporary_files(disk: Disk, root: str) -> None:
     """Remove what interrupted saves left."""
     directory = join(root, MANIFEST_DIR)
