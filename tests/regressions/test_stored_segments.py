@@ -58,3 +58,52 @@ def test_erasure_completes_in_a_directory_that_was_backed_up() -> None:
         assert receipt.records == 1
         assert db.verify_erasures(receipt).ok
         assert db.backup("backups").database_id == made.database_id, "its id is not erased"
+
+
+def test_rewrite_reads_a_cold_segment_whose_mapping_was_dropped() -> None:
+    disk = SimDisk()
+    settings: dict[str, Any] = {"cold": "cold", "hot_retain_segments": 0, "maps_max": 1}
+    with open_database(disk, **settings) as db:
+        topic = db.topic("t", durability="fsync")
+        for _ in range(4):
+            topic.append([b"%d" % number * 50 for number in range(8)])
+        db.checkpoint()
+        assert db.relocate().segments == 4
+        topic.delete(seqs=[1, 2, 12])
+        expected = read_all(topic)
+    with open_database(disk, **settings) as db:
+        done = db.topic("t").rewrite(force=True)
+        assert ([file.base for file in done.files], done.skipped) == ([1, 9], ())
+        assert read_all(db.topic("t")) == expected
+        assert not db.health().corrupt
+
+
+def test_recall_of_a_segment_that_is_rewritten_meanwhile_removes_no_named_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest does not name the object yet: the data file is all that a start after a crash has."""
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        topic = db.topic("t", durability="fsync")
+        topic.append([b"%d" % number * 50 for number in range(8)])
+        topic.append(b"active")
+        db.checkpoint()
+        topic.delete(seqs=[3])
+        expected = read_all(topic)
+        engine = engine_of(db)
+        state = engine.find_topic("t")
+        assert state is not None
+        assert engine._tiers.relocate([state]).segments == 1
+        sync_dir, pending = disk.sync_dir, [True]
+
+        def sync_after_a_rewrite(path: str) -> None:
+            if pending and path.endswith("00000001"):
+                pending.clear()
+                assert engine._rewriter.rewrite(state, force=True).segments == 1
+            sync_dir(path)
+
+        monkeypatch.setattr(disk, "sync_dir", sync_after_a_rewrite)
+        assert engine._tiers.recall([state]).segments == 0
+        assert not pending
+        crashed = disk.crash_image("all")
+    with open_database(crashed, cold="cold") as db:
+        assert not db.report.damage
+        assert read_all(db.topic("t")) == expected

@@ -357,8 +357,7 @@ class _SegmentRewrite:
         segment = self.segment
         if segment.lacks_footer:
             raise NotVerified("it was sealed without a footer: not all of its frames verified")
-        data, _ = segment.files.open(segment.base, segment.generation)
-        content = data.fetch(0, segment.size)
+        content = segment.shape().data.fetch(0, segment.size)  # of the cold tier, where its file is gone
         foot_bytes = segment.read_side_file(".foot")
         if foot_bytes is None:
             raise NotVerified("its footer is missing")

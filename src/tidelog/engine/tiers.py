@@ -552,7 +552,7 @@ class Tiers:
                     topic.relocated_segments = [each for each in topic.relocated_segments if each is not segment]
                     self._context.needs_checkpoint = True
                     self._context.dirty_topics.add(topic)
-            if is_gone:
+            if is_gone and is_fetched:  # a file that was there before may be all that the newest manifest names
                 remove_if_exists(disk, path)
         self._context.cold.cache.drop(row.key)
         return not is_gone
