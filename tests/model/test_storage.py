@@ -208,7 +208,7 @@ class StorageHistory:
         """Records around the threshold above which a streamed one is a file of its own."""
         name, kept = self.any_topic()
         data = self._token().encode()
-        data += self.random.randbytes(self.random.choice((64, 65, 400, 1_100)) - len(data))
+        data = data.ljust(self.random.choice((64, 65, 400, 1_100)), b"x")
         tag = self.random.choice(TAGS)
         self._write(name, kept, [data], [tag], stream=True)
 
@@ -361,12 +361,12 @@ class StorageHistory:
             kept.compacting = kept.keyed
         self.clock.tick(self.random.choice((2, 20_000)))
         self.log.tick()
+        self.harden()  # what a compaction of this tick removes is synced by the next one
         for name, kept in self.topics.items():
             if kept.keyed:
                 aged, found = kept.now.aged(self.now_ms), rows_of(list(self.topic(name).read(0, 10_000).records))
                 assert aged.rows.keys() - found.keys() <= kept.replaced(aged), f"{name}: {found} of {aged}"
                 kept.life.become(aged.without(aged.rows.keys() - found.keys()))
-        self.harden()
 
     def wait(self) -> None:
         self.clock.tick(self.random.choice((1, 500, 2_000)))
@@ -434,7 +434,7 @@ class StorageHistory:
             if kept.compacting:
                 gone = state.rows.keys() - found.keys()
                 state = state.without(gone) if gone <= kept.replaced(state) else state
-            if state.rows == found and state.floor <= seen.evict_floor:
+            if state.rows == found and state.floor <= seen.evict_floor and state.head <= seen.head_seq:
                 return number, state
         raise AssertionError(f"{name} is in none of {len(states)} states: {seen}; the last: {states[-1]}")
 

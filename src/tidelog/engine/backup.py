@@ -36,7 +36,7 @@ from tidelog.engine.backup_target import (
 from tidelog.engine.cold_reader import ColdDataFile
 from tidelog.engine.context import EngineContext
 from tidelog.engine.engine import Engine
-from tidelog.engine.manifest import MANIFEST_DIR, encode_manifest
+from tidelog.engine.manifest import DATABASE_ID_FILE, MANIFEST_DIR, encode_manifest
 from tidelog.engine.results import Progress
 from tidelog.engine.snapshot import EngineSnapshot, SegmentFile, WalExtent
 from tidelog.errors import BadInput, Busy, Corrupt
@@ -55,7 +55,6 @@ from tidelog.version import __version__
 from tidelog.wal import paths
 from tidelog.wal.recovery import FrameWindow, read_frames
 
-DATABASE_ID_FILE: Final = "database.id"
 COPYING: Final = "copying files"
 
 

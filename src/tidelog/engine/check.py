@@ -18,7 +18,7 @@ again, and files that it removed since are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -54,7 +54,7 @@ from tidelog.formats.large_record import BlobRef
 from tidelog.formats.rows import Rows, ScanResult
 from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer
-from tidelog.wal import Position, Replay, paths, replay_shard
+from tidelog.wal import LostRange, Position, Replay, paths, replay_shard
 
 _FILE_SUFFIXES: Final = {
     "data": ".data",
@@ -400,7 +400,7 @@ class ShardCheck:
             # From the oldest byte: frames that a snapshot covers are needed again if that snapshot does not read.
             oldest = Position(numbers[0], 0) if numbers else start
             replay = self._scan(replay_shard(self._disk, self._directory, oldest, durable=max(oldest, start)))
-            yield from self._describe_losses(replay, start)
+            yield from self._describe_losses(replay, start, is_restored=_is_restored(loaded.manifest))
         except Damaged as error:
             yield Finding("wal", _relative(self._root, self._directory), None, str(error))
             return
@@ -417,11 +417,13 @@ class ShardCheck:
         self._bytes += sum(extent.hi - extent.lo for extent in replay.extents)
         return replay
 
-    def _describe_losses(self, replay: Replay, start: Position) -> Iterator[Finding]:
+    def _describe_losses(self, replay: Replay, start: Position, *, is_restored: bool) -> Iterator[Finding]:
         for gap in (gap for gap in replay.missing_frames if gap.stop > start.file_number):
             reason = f"frames {gap.start} to {gap.stop - 1}, which come before it, are in no file"
             yield Finding("wal", self._file(gap.stop), 0, reason)
         for lost in (lost for lost in replay.losses if lost.file):
+            if is_restored and Position(lost.file_number, lost.end) <= start and self._is_hole(lost):
+                continue
             reason = f"{lost.end - lost.pos} bytes that were synced do not read ({lost.reason})"
             if Position(lost.file_number, lost.end) <= start:
                 reason += "; no record is lost: a snapshot covers it"
@@ -437,6 +439,15 @@ class ShardCheck:
                 reason += f" and keeps it: {torn.frames} frames that read follow, of which no sync is known"
             yield Finding("wal", self._file(torn.file_number), torn.pos, reason, False)
 
+    def _is_hole(self, lost: LostRange) -> bool:
+        """Whether a restore left these bytes out: a backup has the WAL from its snapshot on, in place, and the file
+        begins with zeros."""
+        if lost.pos:
+            return False
+        with closing(self._disk.open(paths.file_path(self._directory, lost.file_number))) as file:
+            steps = range(0, lost.end, _CHUNK_BYTES)
+            return not any(file.read(pos, min(_CHUNK_BYTES, lost.end - pos)).strip(b"\0") for pos in steps)
+
     def _file(self, number: int) -> str:
         return _relative(self._root, paths.file_path(self._directory, number))
 
@@ -450,11 +461,17 @@ def _describe_error(error: Corrupt | NewerFormat | OSError) -> tuple[int | None,
     return None, f"it cannot be read: {error}"
 
 
+def _is_restored(made: Manifest) -> bool:
+    return any(row.epoch >> manifest.EPOCH_ID_BITS for row in made.topics)
+
+
 def _find_contradictions(made: Manifest) -> Iterator[str]:
     """Yield contradictions inside a snapshot."""
     for row in made.topics:
         floor, stop = max(row.cap_mark, row.ttl_mark, row.source_mark) + 1, 1
-        if not (floor <= row.earliest <= row.head + 1 and row.head <= row.reserved and row.id < made.next_topic_id):
+        # Not its id: a topic that was created during the checkpoint, or that only the WAL of a backup knew, has a row
+        # and an id above `next_topic_id`.
+        if not (floor <= row.earliest <= row.head + 1 and row.head <= row.reserved):
             yield f"{row.name}: floor {floor}, earliest {row.earliest}, head {row.head}, reserved {row.reserved}"
         for segment in row.segments:
             follows = stop <= segment.base < segment.stop <= row.head + 1

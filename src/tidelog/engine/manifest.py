@@ -44,6 +44,7 @@ from tidelog.errors import Corrupt, Damaged, NewerFormat, Unavailable
 from tidelog.formats import small_files
 
 MANIFEST_DIR: Final = "meta"
+DATABASE_ID_FILE: Final = "database.id"  # beside the manifests, from the first backup on
 _NAME = re.compile(r"(snapshot|delta)\.(\d{4,20})\.bin")
 _TEMPORARY = re.compile(r"(snapshot|delta)\.\d{4,20}\.bin\.tmp")
 _BASES_KEPT: Final = 2
