@@ -540,6 +540,12 @@ class Engine:
         self._check_open()
         return self._tiers.status()
 
+    @property
+    def cold_address(self) -> str | None:
+        """The address of the cold store, without credentials; None: there is none."""
+        store = self._tiers.store
+        return None if store is None else store.address
+
     def segment_places(self, topic: str | None = None) -> list[SegmentPlace]:
         """Return where each sealed segment of a topic, or of all topics, is."""
         self._check_open()

@@ -203,8 +203,9 @@ class Service:
     async def run_cold(self, call: Callable[[], T]) -> T:
         """Run in a thread what may wait for the cold store. Raises StoreUnavailable where too many calls wait."""
         if self._cold_calls >= _COLD_CALLS_MAX:
-            status = self.engine.tier_status()
-            raise StoreUnavailable(status.store or "", f"{_COLD_CALLS_MAX} reads are waiting for it")
+            raise StoreUnavailable(
+                self.engine.cold_address or "of this database", f"{_COLD_CALLS_MAX} reads are waiting for it"
+            )
         self._cold_calls += 1
         try:
             return await self.loop.run_in_executor(self._cold_pool, call)

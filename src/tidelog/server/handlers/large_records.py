@@ -142,7 +142,9 @@ async def read_data(context: RequestContext) -> Response | Stream:
     """
     topic, seq = context.get_topic(), _parse_seq(context.path_names[1])
     work = context.service.run_blocking
-    reader = await work(partial(topic.open_record, seq, strong=wants_strong_read(context)))
+    reader = await context.service.run_read(
+        topic, max(seq - 1, 0), partial(topic.open_record, seq, strong=wants_strong_read(context))
+    )
     try:
         size, etag = len(reader), b'"%b"' % reader.xxh3.encode()
         headers = [(b"etag", etag), (b"accept-ranges", b"bytes"), (b"cache-control", b"no-cache")]

@@ -228,7 +228,7 @@ async def rewrite_topic(context: RequestContext) -> Response:
     """Give segments new files without the bytes of deleted records."""
     force = context.decode_body(_rewrite_decoder, default=api_types.Rewrite()).force
     topic = context.get_topic()
-    done = await context.service.run_blocking(lambda: topic.rewrite(force=force))
+    done = await context.service.run_long(lambda: topic.rewrite(force=force))
     files = [
         responses.RewrittenSegment(
             file.base, file.generation, file.records_removed, file.bytes_before, file.bytes_after
@@ -246,7 +246,7 @@ async def erase_records(context: RequestContext) -> Response:
     match, seqs = body.match, body.seqs
     parse_tag_match(match, "nothing was erased")
     topic, actor = context.get_topic(), context.principal.name
-    receipt = await context.service.run_blocking(lambda: topic.erase(match=match, seqs=seqs, actor=actor))
+    receipt = await context.service.run_long(lambda: topic.erase(match=match, seqs=seqs, actor=actor))
     files = [responses.ErasedFile(*msgspec.structs.astuple(file)) for file in receipt.files]
     fields = msgspec.structs.asdict(receipt) | {"files": files, "not_reached": list(receipt.not_reached)}
     return context.json(responses.Erased(**fields))

@@ -44,7 +44,7 @@ async def read_latest(context: RequestContext) -> Response:
     topic_operations(topic).record_access()
     key, prefix, after = query.text("key"), query.text("prefix") or "", query.text("after")
     limit = min(max(query.number("limit", READ_LIMIT), 1), READ_LIMIT_MAX)
-    page = await context.service.run_blocking(lambda: _read_page(topic, key, prefix, limit, after))
+    page = await context.service.run_read(topic, 0, lambda: _read_page(topic, key, prefix, limit, after))
     rows = [_row(*row) for row in page.records]
     context.service.metrics.count_read(topic.name, len(rows), gap=False)
     return context.json(responses.Latest(context.topic, rows, UNSET if page.next_after is None else page.next_after))
@@ -78,7 +78,7 @@ def _row(key: str, record: Record) -> responses.LatestRow:
 async def compact_topic(context: RequestContext) -> Response:
     """Remove the records that newer ones of their key replaced, now."""
     topic, actor = context.get_topic(), context.principal.name
-    done = await context.service.run_blocking(lambda: topic.compact(actor=actor))
+    done = await context.service.run_long(lambda: topic.compact(actor=actor))
     return context.json(responses.TopicCompacted(context.topic, *done))
 
 
