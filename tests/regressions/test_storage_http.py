@@ -8,8 +8,10 @@ import pytest
 from tests.unit.server.fakes import ServerHarness, run_scenario
 
 from tidelog.engine import Topic
+from tidelog.engine.backup_target import BackupListing
 from tidelog.engine.topic import TopicOperations
 from tidelog.errors import StoreUnavailable
+from tidelog.server.handlers import backups
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,19 @@ def test_a_request_that_waits_for_the_cold_store_occupies_no_thread_of_writers(
     run_scenario(scenario)
     (thread,) = threads
     assert not thread.startswith("tidelog work"), thread
+
+
+def test_backups_over_http_do_not_show_the_credentials_of_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_backups(target: str, **_: object) -> BackupListing:
+        assert "SECRET" in target, "the store is opened with them"
+        return BackupListing([], [], {})
+
+    async def scenario(world: ServerHarness) -> None:
+        monkeypatch.setattr(backups, "list_backups", list_backups)
+        status, said = await world.ask("GET", "/v0/backups")
+        assert (status, said["target"]) == (200, "s3://bucket/backups")
+        status, said = await world.ask("GET", "/v0/backups?target=s3://ID:OTHER@elsewhere/x")
+        assert status == 403
+        assert "OTHER" not in str(said)
+
+    run_scenario(scenario, backup_targets="s3://ID:SECRET@bucket/backups")

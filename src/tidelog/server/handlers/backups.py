@@ -12,6 +12,7 @@ from posixpath import normpath
 
 from tidelog import api_types
 from tidelog.addresses import scheme_of
+from tidelog.disk.segment_store import shown_address
 from tidelog.engine.backup_target import BackupInfo, list_backups
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -44,7 +45,7 @@ async def create_backup(context: RequestContext) -> Response:
         accept_damage=body.accept_damage,
     )
     info = await context.service.run_long(call)
-    return context.json(responses.BackupMade(target, _row(info)), status=201)
+    return context.json(responses.BackupMade(shown_address(target), _row(info)), status=201)
 
 
 @operation(
@@ -59,7 +60,7 @@ async def list_target(context: RequestContext) -> Response:
     disk = context.service.engine.context.disk
     listing = await context.service.run_long(partial(list_backups, target, disk=disk))
     rows = [_row(info) for info in listing.backups]
-    return context.json(responses.BackupList(target, rows, listing.unfinished, listing.unreadable))
+    return context.json(responses.BackupList(shown_address(target), rows, listing.unfinished, listing.unreadable))
 
 
 def _row(info: BackupInfo) -> responses.Backup:
@@ -97,6 +98,6 @@ def _allowed_target(context: RequestContext, wanted: str | None) -> str:
         raise ApiError(
             "forbidden",
             "the target is not in TIDELOG_BACKUP_TARGETS of this server; nothing was done",
-            {"target": wanted},
+            {"target": shown_address(wanted)},
         )
     return place
