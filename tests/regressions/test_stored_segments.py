@@ -107,3 +107,25 @@ def test_recall_of_a_segment_that_is_rewritten_meanwhile_removes_no_named_file(m
     with open_database(crashed, cold="cold") as db:
         assert not db.report.damage
         assert read_all(db.topic("t")) == expected
+
+
+def test_compaction_goes_on_after_a_restore_to_a_seq_before_its_progress() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    with open_database(disk) as db:
+        topic = db.topic("t", durability="fsync", compaction="latest_by_tag")
+        for number in range(40):
+            topic.append(b"%d" % number, tag="once" if number == 3 else f"k{number % 4}")
+        assert topic.compact().compacted_to == 40
+        db.checkpoint()
+        db.backup("backups")
+    result = backup.restore("backups", "new", to_seq={"t": 20}, disk=disk)
+    assert [note.partition(":")[0] for note in result.notes] == ["t"], "older values of the other keys are gone"
+    with tidelog.open("new", disk=disk, clock=clock, threads=False, **TINY) as db:
+        topic = db.topic("t")
+        assert read_all(topic) == [(4, b"3")]
+        for number in range(12):
+            topic.append(b"new %d" % number, tag="k0")
+        db.checkpoint()
+        clock.tick(10_000_000)
+        db.tick()
+        assert [seq for seq, _ in read_all(topic)] == [4, 32]

@@ -151,6 +151,12 @@ def apply_cut(disk: Disk, root: str, loaded: Manifest, backup: BackupManifest, c
         for router in loaded.routers
         if router.dest_id in live and live[router.dest_id].name in shorter
     ]
+    notes += [
+        f"{row.name}: compaction had reached seq {row.compaction[1]}; a key that was written again after the cut has no "
+        "record from before it, restore an older backup for these"
+        for row in loaded.topics
+        if row.compaction is not None and row.compaction[1] > seqs.get(row.id, _NO_LIMIT)
+    ]
     if backup.channels and cut.time_ms is not None:
         notes.append("channels are as they were when the backup was made")
     result = Manifest(tuple(row for row in rows if row.id not in missing), groups, loaded.next_topic_id, routers)
@@ -301,6 +307,7 @@ def _cut_row(row: TopicRow, last: int, segments: tuple[SegmentRow, ...]) -> Topi
         writers=tuple(_cut_writer(writer, last) for writer in row.writers),
         keys=tuple(key for key in row.keys if key[2] <= last),
         blobs=_cut_blobs(row.blobs, last),
+        compaction=_cut_compaction(row.compaction, last),
     )
 
 
@@ -316,6 +323,11 @@ def _cut_queue(queue: QueueRow, last: int) -> QueueRow:
 def _cut_blobs(blobs: bytes, last: int) -> bytes:
     table = BlobTable.from_row(blobs)
     return table.to_row(last)
+
+
+def _cut_compaction(progress: tuple[int, int, int] | None, last: int) -> tuple[int, int, int] | None:
+    """Progress beyond the end would hold compaction back until new records have passed it."""
+    return None if progress is None or not last else (progress[0], min(progress[1], last), progress[2])
 
 
 def _cut_writer(writer: WriterRow, last: int) -> WriterRow:

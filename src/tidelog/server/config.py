@@ -138,7 +138,7 @@ class ServerConfig:
     hook: str | None = None
     """`module:function`: authenticates users of channels, and accepts, replaces or rejects their messages."""
 
-    backup_targets: str = ""
+    backup_targets: str = field(default="", repr=False)
     """Directories and addresses that backups over HTTP may be written to, or below, comma-separated. Empty: none."""
 
     wal_shards: int | None = None
