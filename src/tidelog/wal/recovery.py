@@ -195,7 +195,8 @@ class Replay:
             # number may have held frames once. If frames cannot be counted, the number is above their upper bound.
             number_max = first + 1 + reading.frames_seen + lo // OVERHEAD_BYTES + reading.lost_frames
             number_min = first + (first != expected) if frames is not None else number_max
-            expected = None if frames is None else first + frames
+            # After a crash between the two, an empty file with another number and its successor are both there.
+            expected = None if frames is None else max(first + frames, number_min)
             self.next_file_number = max(
                 self._next_file_number_min(), number_min, first + reading.frames_seen, expected or 0
             )
