@@ -36,7 +36,6 @@ from tidelog.engine.backup_target import verify_backup
 from tidelog.engine.check import check_directory
 from tidelog.engine.large_read import LargeData
 from tidelog.engine.restore import restore_backup
-from tidelog.errors import Error
 from tidelog.formats import cold_object
 from tidelog.testing import ManualClock, PowerOff, SimDisk, SimStore
 
@@ -141,7 +140,7 @@ class StorageHistory:
         self.log = self.open()
         self.topics: dict[str, StoredTopic] = {}
         for name, durability in zip(
-            "tuvw", self.random.sample(["fsync", "disk", "memory"], 3) + ["fsync"], strict=True
+            "tuvw", [*self.random.sample(["fsync", "disk", "memory"], 3), "fsync"], strict=True
         ):
             self.create(name, durability)
         self.writes: list[Keyed] = []

@@ -499,7 +499,7 @@ def checkpoint_summary(path: str, disk: Disk | None = None) -> CheckpointSummary
         return None
     loaded = manifest.load_newest(disk, path)
     stats = [disk.stat(manifest.manifest_path(path, loaded.number, kind)) for kind in manifest.FILE_KINDS]
-    saved_ms = max((stat.modified_ms for stat in stats if stat is not None), default=None)
+    saved_ms = max((stat.modified_ms for stat in stats if stat is not None and loaded.number), default=None)
     size = 0
     for key in paths.list_shard_keys(disk, wal):
         directory = paths.shard_directory(wal, key)

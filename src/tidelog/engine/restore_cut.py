@@ -152,8 +152,8 @@ def apply_cut(disk: Disk, root: str, loaded: Manifest, backup: BackupManifest, c
         if router.dest_id in live and live[router.dest_id].name in shorter
     ]
     notes += [
-        f"{row.name}: compaction had reached seq {row.compaction[1]}; a key that was written again after the cut has no "
-        "record from before it, restore an older backup for these"
+        f"{row.name}: compaction had reached seq {row.compaction[1]}; a key that was written again after the cut has "
+        "no record from before it, restore an older backup for these"
         for row in loaded.topics
         if row.compaction is not None and row.compaction[1] > seqs.get(row.id, _NO_LIMIT)
     ]

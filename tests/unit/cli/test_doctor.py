@@ -126,9 +126,9 @@ def test_doctor_reports_the_checkpoints_of_a_data_directory(tmp_path: Path) -> N
     assert found.broken
     assert "sealed with damage: orders 1" in found.found
     assert found.step == f"`tidelog check {place}` shows all of it"
-    for each in Path(place).glob("meta/snapshot.*"):
+    for each in Path(place).glob("meta/*.bin"):
         each.write_bytes(b"nothing")
     found = looked(EVERYTHING, None, place)["checkpoints"]
     assert found.broken
     assert "none yet" in found.found
-    assert "2 snapshots do not read" in found.found
+    assert "3 snapshots do not read" in found.found

@@ -546,7 +546,7 @@ def test_config_shows_settings_and_which_were_set(run: Run) -> None:
     code, out, err = run("config", "d", "t")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()[2:]]
-    assert len(rows) == 21
+    assert len(rows) == 23
     assert ["ttl_ms", "1000", "set"] in rows
     assert ["durability", "disk"] in rows
     assert ["dead_letter", "null"] in rows

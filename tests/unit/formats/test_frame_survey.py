@@ -223,7 +223,7 @@ def test_random_bytes_never_raise(seed: int) -> None:
 ONE = lying(seq=1)
 WRONG_HEADERS = [
     {"kind": 0},
-    {"kind": 17},
+    {"kind": 19},
     {"flags": 32 | 3},
     {"flags": 255},
     {"kind": frame.LEASE, "flags": MORE | 3},
