@@ -129,3 +129,54 @@ def test_compaction_goes_on_after_a_restore_to_a_seq_before_its_progress() -> No
         clock.tick(10_000_000)
         db.tick()
         assert [seq for seq, _ in read_all(topic)] == [4, 32]
+
+
+def test_rewritten_segments_move_to_the_cold_tier_again_and_recalled_ones_stay() -> None:
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        topic = db.topic("t", durability="fsync")
+        for _ in range(3):
+            topic.append([b"%d" % number * 50 for number in range(8)])
+        db.checkpoint()
+        assert db.relocate().segments == 3
+        assert db.recall(first_seq=17).segments == 1
+        topic.delete(seqs=[1, 9, 17])
+        assert topic.rewrite(force=True).segments == 3
+        engine_of(db)._tiers._due_ms = 0
+        engine_of(db)._tiers.run()
+        places = db.segment_places("t")
+        assert [(place.tier, place.is_recalled) for place in places] == [
+            ("both", False),
+            ("both", False),
+            ("hot", True),
+        ]
+
+
+@pytest.mark.parametrize("change", ["rewrite", "recall"])
+def test_a_read_goes_on_in_the_new_files_if_its_cold_object_is_deleted_meanwhile(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0, cold_cache_bytes=0) as db:
+        topic = db.topic("t", durability="fsync")
+        topic.append([b"%d" % number * 50 for number in range(8)])
+        db.checkpoint()
+        assert db.relocate().segments == 1
+        topic.delete(seqs=[3])
+        cold, pending = engine_of(db).context.cold, [True]
+        fetch = cold.read
+
+        def recall() -> object:
+            monkeypatch.setattr(cold, "read", fetch)
+            return db.recall()
+
+        def change_first(*args: Any) -> memoryview:
+            if pending:
+                pending.clear()
+                _ = topic.rewrite(force=True) if change == "rewrite" else recall()
+                engine_of(db)._tiers.relocate([])  # deletes what no manifest names
+            return fetch(*args)
+
+        monkeypatch.setattr(cold, "read", change_first)
+        assert [seq for seq, _ in read_all(topic)] == [1, 2, 4, 5, 6, 7, 8]
+        assert not db.health().corrupt

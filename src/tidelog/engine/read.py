@@ -326,6 +326,7 @@ class TopicScan:
             found = next(index.slices(live, self.last + 1), None)
             deleted: BoolArray | None = None
             read: Callable[[], Chunk] | None = None
+            cold: ColdRow | None = None
             base, start, stop = 0, self.last + 1, self.last + 1
             if found is not None:
                 part, start, stop = found
@@ -333,6 +334,7 @@ class TopicScan:
                 stop = min(stop, start + max(count_max, 64))
                 mask = found._replace(stop=stop).deleted()
                 deleted = None if mask is None else mask.copy()
+                cold = part.cold if isinstance(part, Segment) else None
                 read = part.reader(start, stop, min(bytes_max, self.chunk_bytes))
             counts = self._count_missing(first, start)
         if read is None:
@@ -340,7 +342,10 @@ class TopicScan:
         try:
             chunk = read()
         except Corrupt as bad:
-            if tries_left and found is not None and _reload_if_removed(topic, found[0]):
+            is_stale = found is not None and (
+                _was_replaced(topic, found.part, cold) or _reload_if_removed(topic, found.part)
+            )
+            if tries_left and is_stale:
                 return self._read_chunk(count_max, bytes_max, count_min, tries_left=tries_left - 1)
             topic.report_corruption(f"{bad.where}, byte {bad.pos}", bad.reason)
             raise
@@ -410,6 +415,15 @@ class TopicScan:
             stop - 1,
             full,
         )
+
+
+def _was_replaced(topic: TopicState, part: Part, cold: ColdRow | None) -> bool:
+    """Whether a rewrite or a recall has given a segment, which was in the cold tier, other files since: its object may
+    be deleted."""
+    if not isinstance(part, Segment) or cold is None:
+        return False
+    with topic.lock:
+        return part not in topic.index.parts or part.cold is not cold
 
 
 def _reload_if_removed(topic: TopicState, part: Part) -> bool:

@@ -451,6 +451,7 @@ class _SegmentRewrite:
             sealed=True,
             generation=self.generation,
             removed=int(dead.sum()),
+            cold=None if old.has_cold_copy else old.cold,  # a recalled segment stays on the disk
         )
         new.set_deleted(deleted)
         parts[parts.index(old)] = new
@@ -458,6 +459,7 @@ class _SegmentRewrite:
         if old.cold is not None and old.has_cold_copy:
             topic.dropped_objects.append(old.cold.key)
         topic.context.needs_checkpoint = True
+        topic.context.sealed_topics.add(topic)  # the relocator looks whether the new files move
         topic.mark_dirty()
         old.unmap()
         topic.context.tag_cache.drop(topic.id, old.base)
