@@ -360,6 +360,11 @@ class _Erasure:
     def _compare(self, bases: frozenset[int], before: dict[str, _Stored]) -> Iterable[ErasedFile]:
         """Yield what became of the files of these segments. Raises where an old one is still there."""
         after = self._segment_files(bases)
+        successors = {
+            (name.base, name.suffix): path
+            for path in after
+            if (name := parse_file_name(path.rpartition("/")[2])) is not None and not name.is_temporary
+        }
         with self._topic.lock:
             current = {part.base: part.generation for part in self._topic.index.parts if isinstance(part, Segment)}
         for path, old in before.items():
@@ -369,7 +374,7 @@ class _Erasure:
                 if current.get(name.base) != name.generation:
                     raise self._incomplete(f"{path} is still there")
                 continue  # it holds none of the bytes: a rewrite had removed them before
-            new_path = next((each for each in after if _is_successor(each, name.base, name.suffix)), None)
+            new_path = successors.get((name.base, name.suffix))
             if new_path is None:
                 yield ErasedFile(path, "removed", old.size, old.xxh3)
             else:
@@ -440,8 +445,3 @@ class _Erasure:
 def _is_of(path: str, bases: frozenset[int]) -> bool:
     name = parse_file_name(path.rpartition("/")[2])
     return name is not None and name.base in bases
-
-
-def _is_successor(path: str, base: int, suffix: str) -> bool:
-    name = parse_file_name(path.rpartition("/")[2])
-    return name is not None and (name.base, name.suffix, name.is_temporary) == (base, suffix, False)
