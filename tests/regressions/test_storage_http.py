@@ -60,3 +60,12 @@ def test_backups_over_http_do_not_show_the_credentials_of_their_target(monkeypat
         assert "OTHER" not in str(said)
 
     run_scenario(scenario, backup_targets="s3://ID:SECRET@bucket/backups")
+
+
+def test_a_key_for_some_names_does_not_see_the_cold_tier_of_all() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        assert (await world.ask("GET", "/v0/tiers", key="all"))[0] == 200
+        status, said = await world.ask("GET", "/v0/tiers", key="some")
+        assert (status, said["error"]["code"]) == (403, "forbidden")
+
+    run_scenario(scenario, api_keys="all:admin,some:admin:a")

@@ -16,6 +16,7 @@ from tidelog import api_types
 from tidelog.engine.tiers import Moved
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
+from tidelog.server.errors import ApiError
 from tidelog.server.openapi import operation
 from tidelog.server.request import RequestContext
 
@@ -25,7 +26,9 @@ _recall_decoder = msgspec.json.Decoder(api_types.Recall)
 
 @operation("getTiers", response=responses.Tiers)
 async def get_tiers(context: RequestContext) -> Response:
-    """Show the cold store, and how much is where."""
+    """Show the cold store, and how much is where. The key is for all names, because the figures are."""
+    if context.principal.prefixes:
+        raise ApiError("forbidden", "the cold tier is of all topics, and this key is for some; nothing was done")
     status = await context.service.run_blocking(context.service.engine.tier_status)
     return context.json(responses.Tiers(**status._asdict()))
 
