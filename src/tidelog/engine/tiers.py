@@ -43,7 +43,7 @@ from tidelog.engine.manifest import ColdRow, SegmentRow, TopicRow
 from tidelog.engine.segment import Segment, Tier, format_file_name, parse_file_name, record_sizes
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, write_tag_index
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
+from tidelog.errors import BadInput, Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
 from tidelog.formats import cold_object, scan, sealed_segment, segment_index
 from tidelog.formats.cold_object import BLOCK_BYTES
 from tidelog.formats.sealed_segment import Footer
@@ -167,11 +167,9 @@ class Tiers:
         if not self._context.shards:
             raise ReadOnly(f"{self._context.root} was opened for reading; nothing was moved")
         if self.store is None or self._claim is None:
-            raise StoreUnavailable(
-                "of this database",
-                "no cold store is configured",
-                undone="nothing was moved",
-                step="open the database with cold=ADDRESS, or set TIDELOG_COLD_DIR",
+            raise BadInput(
+                "no cold store is configured; nothing was moved, open the database with cold=ADDRESS, or set "
+                "TIDELOG_COLD_DIR"
             )
         return self.store
 

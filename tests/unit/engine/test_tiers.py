@@ -374,9 +374,9 @@ def test_without_a_store_nothing_moves() -> None:
     machine = Machine(hot_retain_segments=0)
     with machine.open(cold_store=None) as log:
         machine.fill(log, 3)
-        with pytest.raises(StoreUnavailable, match="no cold store is configured"):
+        with pytest.raises(BadInput, match="no cold store is configured"):
             log.relocate()
-        with pytest.raises(StoreUnavailable, match="no cold store is configured"):
+        with pytest.raises(BadInput, match="no cold store is configured"):
             log.recall()
         machine.clock.tick(10_000)
         log.tick()
