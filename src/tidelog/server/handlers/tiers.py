@@ -26,7 +26,7 @@ _recall_decoder = msgspec.json.Decoder(api_types.Recall)
 
 @operation("getTiers", response=responses.Tiers)
 async def get_tiers(context: RequestContext) -> Response:
-    """Show the cold store, and how much is where. The key is for all names, because the figures are."""
+    """Show the cold store, and how much is where. The key is for all names, because the counts are."""
     if context.principal.prefixes:
         raise ApiError("forbidden", "the cold tier is of all topics, and this key is for some; nothing was done")
     status = await context.service.run_blocking(context.service.engine.tier_status)
