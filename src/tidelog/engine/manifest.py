@@ -555,7 +555,8 @@ def _describe(reader: _Reader, target: int, newest: int, usable: list[tuple[_Bas
     if older is not None:  # version 100 or 101, where every manifest is a base
         state.replaced = {entry.id: entry for entry in older.decode().topics}
     bases = sorted(found.number for found, _ in usable)
-    faults = _list_faults(reader, newest, bases[0])
+    # Deltas up to the older of the bases that are kept may be gone in part: a power cut interrupted `prune`.
+    faults = _list_faults(reader, newest, bases[-_BASES_KEPT:][0])
     return LoadedManifest(
         state.number,
         state.positions,
