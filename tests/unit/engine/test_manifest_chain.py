@@ -141,6 +141,7 @@ def test_a_power_cut_leaves_the_old_manifest_or_the_new_one(saves: int) -> None:
     old = history.store.number
     for when, disk in after_power_cuts(history, history.save):
         loaded = history.check(disk, {old, history.store.number}, when)
+        assert not loaded.faults, f"{when}: damage where there is none"
         second = History(disk, saves)
         second.store, second.topics = ManifestStore(disk, ROOT, loaded), dict(loaded.topics)
         second.whole = {loaded.number: loaded.manifest}
