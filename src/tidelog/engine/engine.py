@@ -444,7 +444,7 @@ class Engine:
             commit = ControlCommit(topic, body, on_created, on_failed)
             creation = self._creations[name] = TopicCreation(topic, commit.future)
             try:
-                topic.submit(commit)
+                topic.shard.submit(commit)  # a failed one must not leave the topic dirty: its row would create it
             except BaseException as error:
                 self._creations.pop(name, None)
                 if isinstance(error, Latched):

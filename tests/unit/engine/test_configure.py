@@ -204,6 +204,9 @@ def test_a_topic_that_could_not_be_logged_is_not_there(restart: Restart | None) 
     topic = world.log.topic("a")
     topic.append(1)
     assert datas(topic) == [1]
+    again = world.restart("reopen")
+    assert ([info.topic for info in again.topics()], again.report.damage) == (["a"], [])
+    assert datas(again.topic("a")) == [1]
 
 
 def test_topics_are_listed_by_name() -> None:
