@@ -136,7 +136,7 @@ def run_checkpoint(
 
 def _run_checkpoint(
     context: EngineContext,
-    topics: Sequence[TopicState],
+    changed: Sequence[TopicState],
     positions: Sequence[Position],
     next_topic_id: int,
     state: CheckpointState,
@@ -146,8 +146,8 @@ def _run_checkpoint(
     copy: bool,
     discard_objects: Callable[[list[str]], object],
 ) -> FailedTopics:
-    dropped = {topic.id for topic in topics if _was_dropped(topic)}
-    topics = [topic for topic in topics if topic.id not in dropped]
+    dropped = {topic.id for topic in changed if _was_dropped(topic)}
+    topics = [topic for topic in changed if topic.id not in dropped]
     failed = _persist_floors(topics)
     entries: list[TopicEntry] = []
     files_to_remove: list[str] = []
@@ -192,7 +192,7 @@ def _run_checkpoint(
         hot_copies += _hot_copies(topic)
         written.append(topic)
     if failed and not written:
-        context.dirty_topics.update(topics)
+        context.dirty_topics.update(changed)  # dropped ones too: their rows are still there
         return failed
     left_out = {topic: error for topic, error in failed.items() if topic not in freed}
     context.gap_log.flush_durably({topic.id for topic in left_out})

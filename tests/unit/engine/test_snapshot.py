@@ -302,6 +302,33 @@ def test_a_new_topic_without_records_that_is_left_out_stays_empty(monkeypatch: p
     assert log.topic("a").append(1).first_seq == 1
 
 
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_a_topic_dropped_before_a_checkpoint_that_could_write_none_stays_gone(
+    restart: Restart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next checkpoint lets replay start after the drop: its manifest must be without the row."""
+    world = EngineHarness()
+    log = world.log
+    for name in ("a", "b"):
+        log.topic(name, durability="fsync").append(1)
+    log.checkpoint()
+    log.drop("a")
+    log.topic("b").append(2)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "a bad sector")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write_topic", failing)
+        with pytest.raises(WriteFailed, match="left out"):
+            log.checkpoint()
+    log.checkpoint()
+    log = world.restart(restart)
+    assert [info.topic for info in log.topics()] == ["b"]
+    assert datas(log.topic("b")) == [1, 2]
+    assert log.topic("a").append(1).first_seq == 1
+
+
 @pytest.mark.parametrize("place", ["_submit_floor", "_write_topic"])
 def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
     place: str, monkeypatch: pytest.MonkeyPatch
