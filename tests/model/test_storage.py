@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, Final, Literal, NamedTuple
@@ -94,6 +95,7 @@ class StoredTopic:
     doubts: list[State] = field(default_factory=list)  # what the call under way may leave
     tokens: dict[int, list[bytes]] = field(default_factory=dict)  # what was ever written as this seq
     compacting: bool = False  # whether the call under way may compact
+    written: dict[int, set[Row]] = field(default_factory=dict)  # what was ever written as this seq
 
     @property
     def now(self) -> State:
@@ -229,6 +231,8 @@ class StorageHistory:
         for seq, data in enumerate(datas, first):
             text = data if isinstance(data, bytes) else repr(data).encode()
             kept.tokens.setdefault(seq, []).extend(TOKEN.findall(text + (key or "").encode()))
+        for seq, each in enumerate(rows, first):
+            kept.written.setdefault(seq, set()).add(each)
         after = kept.now.grown(first, rows)
         kept.doubts.append(after)
         if stream:
@@ -452,6 +456,10 @@ class StorageHistory:
             topic, life = self.topic(name), kept.life
             seen, aged = read_topic(topic, weighed=False), life.now.aged(self.now_ms)
             assert rows_of(seen.records) == aged.rows, f"{name}: {seen}; expected {aged}"
+            if aged.ttl and seen.evict_floor > aged.floor:
+                # Age takes whole segments: deleted records after the last one that expired count as well.
+                assert seen.evict_floor <= min([*aged.rows, aged.head + 1])
+                aged = aged.lost(ttl=seen.evict_floor - 1)
             assert (seen.head_seq, seen.evict_floor) == (aged.head, aged.floor), f"{name}: {seen}; expected {aged}"
             assert (seen.gap.reason if seen.gap else None) == aged.reason()
             assert seen.bytes == sum(each.size for each in aged.rows.values())
@@ -561,9 +569,156 @@ def step(history: StorageHistory, number: int) -> None:
         history.check_files()
 
 
+# ── damage ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Harm(NamedTuple):
+    """One flipped bit, or one lost file."""
+
+    path: str
+    is_lost: bool
+    pos: int = 0
+    bit: int = 0
+
+    def apply(self, disk: SimDisk, store: SimStore) -> None:
+        key = self.path.removeprefix("store:")
+        if key == self.path and self.is_lost:
+            disk.remove(self.path)
+            disk.sync_dir(self.path.rpartition("/")[0])
+        elif key == self.path:
+            disk.flip_bit(self.path, self.pos, self.bit)
+        elif self.is_lost:
+            store.lose(key)
+        else:
+            store.damage(key, self.pos)
+
+
+def harms(history: StorageHistory, disk: SimDisk, count: int) -> Iterator[Harm]:
+    """Some of each: files of the directory, objects of the cold store, files of the backup."""
+    random, files = history.random, {path: data for path, data in disk.tree().items() if data.strip(b"\0")}
+    hot = [path for path in files if path.startswith(f"{history.path}/") and not path.endswith("LOCK")]
+    kept = [path for path in files if path.startswith(f"{history.target}/")]
+    cold = [f"store:{key}" for key in history.store.objects]
+    contents = files | {f"store:{key}": data for key, data in history.store.objects.items()}
+    for paths in (hot, hot, cold, kept):
+        for path in random.sample(paths, min(count, len(paths))):
+            used = len(contents[path].rstrip(b"\0"))
+            yield Harm(path, random.random() < 0.4, random.randrange(used), random.randrange(8))
+
+
+def judge_harm(history: StorageHistory, base: SimDisk, harm: Harm) -> str:
+    """Open a damaged copy, read everything, go on, and restore every backup. Returns what came of it."""
+    disk, store = base.reboot(), SimStore(history.store.address)
+    store.objects = dict(history.store.objects)
+    harm.apply(disk, store)
+    reported = bool(find_any(lambda: history.find_damage(disk.reboot(), history.path, store)))
+    outcome = judge_backups(history, disk)
+    try:
+        log = history.open(disk, cold_store=store)
+    except Error:
+        reported = True
+        try:
+            log = history.open(disk, cold_store=store, accept_loss=True)
+        except Error:
+            return "refused"
+    reported |= not log.report.clean
+    for name, kept in history.topics.items():
+        found, failed = read_damaged(log, name)
+        reported |= failed or not log.health().ok
+        expected = kept.now.aged(history.now_ms).rows
+        wrong = {seq for seq, each in found.items() if each not in kept.written.get(seq, ())}
+        assert not wrong, f"{name}: {sorted(wrong)} are not what was written: {[found[seq] for seq in wrong]}"
+        assert reported or found == expected, f"{name}: {sorted(found.keys() ^ expected.keys())}, not reported"
+        with suppress(Error):
+            first = log.topic(name, create=False).append(b"after the damage").first_seq
+            assert first > kept.now.head, f"{name}: seq {first} is given again"
+    with suppress(Error):
+        log.close()
+    return "reported" if reported else outcome
+
+
+def judge_backups(history: StorageHistory, disk: SimDisk) -> str:
+    outcome = "harmless"
+    for taken in history.backups:
+        copy = disk.reboot()
+        problems = find_any(partial(find_problems, history.target, taken.id, copy))
+        try:
+            restore_backup(history.target, "restored", backup_id=taken.id, disk=copy)
+        except Error:
+            assert problems, "a backup that verifies is not restored"
+            outcome = "backup refused"
+            continue
+        log = history.open(copy, "restored", clock=ManualClock(taken.now_ms * 1000), cold_store=SimStore())
+        history.check_restored(log, taken)
+        log.close()
+    return outcome
+
+
+def find_problems(target: str, backup_id: str, disk: SimDisk) -> list[str]:
+    return verify_backup(target, backup_id, disk=disk).problems
+
+
+def find_any(look: Callable[[], list[Any]]) -> list[Any]:
+    """What a check finds; its error, where it raises one."""
+    try:
+        return look()
+    except Error as error:
+        return [error]
+
+
+def read_damaged(log: Engine, name: str) -> tuple[dict[int, Row], bool]:
+    """Every record that can be read, and whether some could not."""
+    try:
+        topic = log.topic(name, create=False)
+        return rows_of(list(topic.read(0, 10_000).records)), False
+    except Error:
+        pass
+    rows: dict[int, Row] = {}
+    topic_or_none, cursor = log.find(name), 0
+    while topic_or_none is not None and cursor < topic_or_none.head_seq:
+        cursor += 1
+        with suppress(Error):
+            rows |= rows_of(list(topic_or_none.read(cursor - 1, 1).records))
+    return rows, True
+
+
+def run_damaged(seed: int, steps: int, count: int) -> list[str]:
+    """Run a history and judge damage at its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        small_limits(patch)
+        history = run(seed, steps)
+        history.backup()
+        history.check()
+        if history.random.random() < 0.5:
+            history.reopen()
+        else:
+            history.log.tick()
+            history.tick()
+        history.check()
+        base, outcomes = history.disk.reboot(), []
+        for harm in harms(history, base, count):
+            try:
+                outcomes.append(judge_harm(history, base, harm))
+            except Exception as error:
+                error.add_note(f"seed {seed}, {harm}, after {' '.join(history.trace)}")
+                raise
+        return outcomes
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_interleaving_leaves_what_the_model_has(seed: int) -> None:
     run(seed, 40)
+
+
+@pytest.mark.parametrize("seed", range(500, 503))
+def test_damage_at_the_end_is_reported_refused_or_harmless(seed: int) -> None:
+    assert "reported" in run_damaged(seed, 30, 3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(2_000, 2_200))
+def test_damage_after_long_histories_is_reported_refused_or_harmless(seed: int) -> None:
+    assert "reported" in run_damaged(seed, 80, 20)
 
 
 @pytest.mark.sweep

@@ -103,9 +103,9 @@ class ErasureIncomplete(Damaged):
 class EraseLocation(Protocol):
     """Another place that holds segment files, such as a cold tier."""
 
-    def erase(self, topic_id: int, bases: frozenset[int]) -> tuple[Sequence[ErasedFile], Sequence[str]]:
-        """Remove what the place has of old generations of these segments; return the files, and what it could not
-        reach. Raises ErasureIncomplete where a file stays."""
+    def erase(self, topic_id: int) -> tuple[Sequence[ErasedFile], Sequence[str]]:
+        """Remove what the place has of a topic and no segment names: old generations, and segments that were dropped;
+        return the files, and what it could not reach. Raises ErasureIncomplete where a file stays."""
         ...
 
 
@@ -232,7 +232,7 @@ class _Erasure:
                 raise self._incomplete(f"{path} is still there")
             files.append(ErasedFile(path, "removed", old.size, old.xxh3))
         for location in context.erase_locations:
-            found, unreached = location.erase(topic.id, bases)
+            found, unreached = location.erase(topic.id)
             more += found
             not_reached += unreached
         self._step("writing the receipt", 5)
@@ -281,8 +281,9 @@ class _Erasure:
         return frozenset(bases)
 
     def _forget_keys(self, seqs: Ints) -> None:
-        """Forget the idempotency keys of writes of which every record is erased."""
-        topic, erased = self._topic, set(seqs.tolist())
+        """Forget the idempotency keys of writes of which every record is erased. Of records that were named by their
+        seqs a key may be all that is left."""
+        topic, erased = self._topic, {*seqs.tolist(), *(self._seqs or ())}
         with topic.lock:
             topic.producers.keys.forget_writes(lambda done: erased.issuperset(done.seqs))
 

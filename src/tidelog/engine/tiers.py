@@ -40,7 +40,7 @@ from tidelog.engine.config import OWN
 from tidelog.engine.context import EngineContext
 from tidelog.engine.erase import ErasedFile, ErasureIncomplete
 from tidelog.engine.manifest import ColdRow, SegmentRow, TopicRow
-from tidelog.engine.segment import Segment, Tier, format_file_name, parse_file_name, record_sizes
+from tidelog.engine.segment import Segment, Tier, format_file_name, record_sizes
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, write_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
@@ -309,9 +309,9 @@ class Tiers:
             )
             self.discard(topic.dropped_objects)
 
-    def erase(self, topic_id: int, bases: frozenset[int]) -> tuple[list[ErasedFile], list[str]]:
-        """Delete the objects of old generations of these segments, for an erasure; return them, and the store if it
-        cannot be changed from here. Raises ErasureIncomplete where the store does not answer."""
+    def erase(self, topic_id: int) -> tuple[list[ErasedFile], list[str]]:
+        """Delete the objects of a topic that no segment names, for an erasure; return them, and the store if it cannot
+        be changed from here. Raises ErasureIncomplete where the store does not answer."""
         store = self.store
         if store is None:
             return [], []
@@ -323,8 +323,7 @@ class Tiers:
                 self._take_claim()
                 named = {*self._in_flight, *(key for key in self._named_objects(topic_id))}
                 for each in list(store.list(f"{_OBJECTS_DIR}/{topic_id:08X}")):
-                    file = parse_file_name(each.key.rpartition("/")[2].partition(".data")[0] + ".data")
-                    if file is None or file.base not in bases or each.key in named:
+                    if each.key in named or not _OBJECT_KEY.fullmatch(each.key):
                         continue
                     store.delete(each.key)
                     self._context.cold.cache.drop(each.key)
