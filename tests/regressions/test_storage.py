@@ -1,5 +1,5 @@
-"""Parts of the storage that were right alone and wrong together: erasures, rewrites and restarts beside backups, restores
-and the cold tier. Found by `tests/model/test_storage.py`."""
+"""Parts of the storage that were right alone and wrong together: erasures, rewrites and restarts beside backups,
+restores and the cold tier. Found by `tests/model/test_storage.py`."""
 
 from __future__ import annotations
 
