@@ -37,6 +37,7 @@ from tidelog.engine.backup_target import verify_backup
 from tidelog.engine.check import check_directory
 from tidelog.engine.large_read import LargeData
 from tidelog.engine.restore import restore_backup
+from tidelog.errors import Error
 from tidelog.formats import cold_object
 from tidelog.testing import ManualClock, PowerOff, SimDisk, SimStore
 

@@ -28,17 +28,17 @@ def restored(shards: int = 1) -> EngineHarness:
     topic.append(["one", "two"])
     world.log.checkpoint()
     topic.append("three")
-    snapshot = world.log.take_snapshot
+    checkpoints = world.log._checkpoints
+    checkpoint = checkpoints.checkpoint
 
-    def take() -> object:  # records after the checkpoint of the snapshot, and a topic
-        world.log.checkpoint()
+    def write_after(**how: bool) -> None:  # records after the checkpoint of the snapshot, and a topic
+        checkpoint(**how)
         topic.append("four")
         world.log.topic("late", durability="fsync").append("five")
-        return world.log._checkpoints.take_snapshot()
 
-    world.log.take_snapshot = take  # type: ignore[method-assign, assignment]
+    checkpoints.checkpoint = write_after  # type: ignore[method-assign]
     create_backup(world.log, TARGET)
-    world.log.take_snapshot = snapshot  # type: ignore[method-assign]
+    checkpoints.checkpoint = checkpoint  # type: ignore[method-assign]
     world.log.close()
     restore_backup(TARGET, RESTORED, disk=world.disk)
     return world
