@@ -190,7 +190,7 @@ def lethal(harness: FaultHarness, disk: SimDisk, clock: ManualClock) -> Iterator
     snapshot that was made before."""
     log = harness.open(disk, clock)
     harness.scenario.lead(log, clock)
-    snapshot = max(disk.list_dir(f"{PATH}/meta"))
+    snapshot = max(name for name in disk.list_dir(f"{PATH}/meta") if name.startswith("delta."))
     first = min(name for name in disk.tree() if "/wal-" in name)
     found: list[SimDisk] = []
 

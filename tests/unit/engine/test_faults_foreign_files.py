@@ -113,10 +113,14 @@ def test_a_file_of_a_segment_comes_from_an_earlier_time(suffix: str, harness: Fa
     assert tried, f"no {suffix} was written twice"
 
 
+def newest_delta(disk: SimDisk) -> str:
+    return max(name for name in disk.list_dir(f"{PATH}/meta") if name.startswith("delta."))
+
+
 def test_a_snapshot_comes_from_an_earlier_time(harness: FaultHarness) -> None:
     """What the one before needs is kept as long as it is, so its content under the newest name loses nothing."""
     early, disk, truth = before_and_after(harness)
-    newest, before = max(disk.list_dir(f"{PATH}/meta")), max(early.list_dir(f"{PATH}/meta"))
+    newest, before = newest_delta(disk), newest_delta(early)
     assert newest > before
     disk.write_file(f"{PATH}/meta/{newest}", early.read_file(f"{PATH}/meta/{before}"))
     expect_reported_or_whole(harness, disk, truth, newest, reported=False)
