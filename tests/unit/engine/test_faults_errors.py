@@ -179,7 +179,7 @@ def test_a_full_device_refuses_until_there_is_space() -> None:
     assert log is not None
     used_bytes = sum(map(len, disk.tree().values()))
     refused = 0
-    for free_bytes in range(0, 4_000, 211):
+    for free_bytes in range(0, 8_000, 421):
         disk, clock, log, _ = harness.ready()
         assert log is not None
         disk.capacity_bytes = used_bytes + free_bytes
