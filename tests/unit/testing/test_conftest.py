@@ -39,6 +39,7 @@ def run(folder: Path, limit_mib: int, *args: str) -> subprocess.CompletedProcess
     (folder / "test_it.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(CONFTEST.parents[1])  # for the kit
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:schemathesis", *args]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)
 
