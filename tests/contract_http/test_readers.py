@@ -23,7 +23,7 @@ def follow(folder: Path, seconds: float, restarts: int, record_count: Callable[[
 
 @pytest.mark.slow
 def test_random_readers_miss_nothing(tmp_path: Path, record_count: Callable[[str, int], None]) -> None:
-    follow(tmp_path, 8, 1, record_count)
+    follow(tmp_path, 20, 2, record_count)
 
 
 @pytest.mark.sweep
