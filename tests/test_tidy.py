@@ -279,6 +279,29 @@ def test_every_import_points_down() -> None:
     none(complaint for module, text in modules() for complaint in layer_complaints(module, text))
 
 
+# What Spark finds by its name (`pyspark_…`), and the script for spark-submit: doors, without code of their own.
+SPARK_DOOR = "src/pyspark_tidelog/"
+SPARK_DOOR_IMPORTS = {"tidelog.spark.source", "tidelog.cli.main", "pyspark"}
+
+
+def spark_door_complaints(name: str, source: str) -> Iterator[str]:
+    for line, imported in imports(name, source):
+        top = imported.partition(".")[0]
+        if top not in sys.stdlib_module_names and not within(imported, SPARK_DOOR_IMPORTS):
+            yield f"{name}:{line}: the package for Spark's own search may not import {imported}"
+
+
+def test_the_wheel_has_two_top_level_packages() -> None:
+    found = {f"src/{name.split('/')[1]}" for name, _ in files("src/", ".py")}
+    wheel = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert found == set(wheel["packages"]) == {PACKAGE.rstrip("/"), SPARK_DOOR.rstrip("/")}
+    none(complaint for name, text in files(SPARK_DOOR, ".py") for complaint in spark_door_complaints(name, text))
+
+
+def test_a_planted_import_of_the_package_for_spark_is_caught() -> None:
+    assert len(list(spark_door_complaints("x.py", "import numpy\nfrom tidelog.engine import topic"))) == 2
+
+
 def native_complaints(name: str, source: str) -> Iterator[str]:
     """Compiled code is not Python that `ast` could read, so it may import C declarations only."""
     for number, line in enumerate(source.splitlines(), 1):

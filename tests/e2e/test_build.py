@@ -19,6 +19,8 @@ SOURCES = {
     *(f"{name}{suffix}" for name in COMPILED for suffix in (".pyx", ".pyi")),
     "tidelog/py.typed",
     "tidelog/formats/json_rows.py",
+    "pyspark_tidelog/__init__.py",
+    "pyspark_tidelog/submit.py",
 }
 # A row of bytes, with names: what both must say the same of.
 SAY = """

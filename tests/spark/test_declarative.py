@@ -27,12 +27,10 @@ configuration:
   spark.sql.shuffle.partitions: "1"
 """
 DEFINITIONS = """
-import tidelog.spark
 from pyspark import pipelines
 from pyspark.sql import SparkSession
 
 spark = SparkSession.active()
-tidelog.spark.register(spark)
 options = {{"path": "{root}/data", "subscribe": "orders"}}
 
 
@@ -96,8 +94,8 @@ def packages() -> None:
 
 
 def test_a_declarative_pipeline_reads_a_topic(tmp_path: Path) -> None:
-    """A stream with a group and a batch, in definitions that call `register`. One run: the catalog of Spark's default
-    is in memory, so a second one finds tables that it does not know."""
+    """A stream with a group and a batch, in definitions that only name the format. One run: the catalog of
+    Spark's default is in memory, so a second one finds tables that it does not know."""
     (tmp_path / "definitions").mkdir()
     (tmp_path / "spark-pipeline.yml").write_text(SPEC.format(root=tmp_path))
     (tmp_path / "definitions" / "orders.py").write_text(DEFINITIONS.format(root=tmp_path))

@@ -7,9 +7,11 @@ it ends the job, and the next run repeats that commit from its beginning. All ot
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import PurePath
 from typing import Any, Final
 
 from tidelog.cli.command import (
@@ -24,7 +26,7 @@ from tidelog.cli.command import (
 from tidelog.cli.doctor import describe_location, finding_fields, finding_row
 from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
 from tidelog.disk.posix import PosixDisk
-from tidelog.errors import BadInput
+from tidelog.errors import BadInput, NotFound
 
 
 def export(args: Namespace, screen: Screen) -> int:
@@ -45,6 +47,7 @@ def export(args: Namespace, screen: Screen) -> int:
             sizes=sizes,
             pause=None if args.once else lambda idle: stopping.wait(args.every / 1000 if idle else 0),
             master=args.master,
+            conf=dict(args.conf),
             progress=bar,
         )
     fields = {**done._asdict(), "hash": f"{done.hash:016x}", "table": args.table}
@@ -75,7 +78,14 @@ def reconcile(args: Namespace, screen: Screen) -> int:
 
     with screen.progress_bar(f"comparing {args.table} with {args.topic}", total=1) as bar:
         found = pipelines.reconcile(
-            args.where, args.topic, args.table, key=args.key, repair=args.repair, master=args.master, progress=bar
+            args.where,
+            args.topic,
+            args.table,
+            key=args.key,
+            repair=args.repair,
+            master=args.master,
+            conf=dict(args.conf),
+            progress=bar,
         )
     fields = {**found._asdict(), "hash": f"{found.hash:016x}", "equal": found.equal, "whole": found.whole}
     fields["table"] = args.table
@@ -114,7 +124,7 @@ def scrub(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     with screen.progress_bar(f"scrubbing {args.dir}", total=1) as bar:
-        found = pipelines.scrub(args.dir, master=args.master, progress=bar)
+        found = pipelines.scrub(args.dir, master=args.master, conf=dict(args.conf), progress=bar)
     fields = {**found._asdict(), "ok": not found.damage, "path": args.dir}
     fields["findings"] = [finding_fields(finding) for finding in found.findings]
     seen = f"{plural(found.segments, 'segment')} and {plural(found.frames, 'frame')} of the WAL"
@@ -169,6 +179,7 @@ def backfill(args: Namespace, screen: Screen) -> int:
             key=args.key,
             target_key=args.target_key,
             master=args.master,
+            conf=dict(args.conf),
             progress=bar,
         )
     live = "" if done.join_seq is None else f"; the live stream goes on at seq {done.join_seq + 1}"
@@ -187,7 +198,9 @@ def stats(args: Namespace, screen: Screen) -> int:
     if args.plot and not args.plot.endswith(".svg"):
         raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
     with screen.progress_bar(f"reading {args.topic}"):
-        found = pipelines.stats(args.where, args.topic, every_ms=args.every, key=args.key, master=args.master)
+        found = pipelines.stats(
+            args.where, args.topic, every_ms=args.every, key=args.key, master=args.master, conf=dict(args.conf)
+        )
     if args.plot:
         save_plot(found, PosixDisk(), args.plot)
     counted = sum(row["records"] for row in found.rates)
@@ -231,6 +244,17 @@ def stats(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def script(args: Namespace, screen: Screen) -> int:  # noqa: ARG001
+    """The path of the script for spark-submit."""
+    spec = find_spec("pyspark_tidelog")
+    directory = next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
+    if directory is None:
+        raise NotFound("the package pyspark_tidelog is not installed; install tidelog again, the two are one wheel")
+    path = str(PurePath(directory, "submit.py"))
+    screen.print_result({"path": path}, path)
+    return 0
+
+
 def add(commands: Commands) -> None:
     """Add `pipeline` and its commands to the command line."""
     verbs = add_group(
@@ -249,10 +273,35 @@ def add(commands: Commands) -> None:
     _add_scrub(verbs)
     _add_backfill(verbs)
     _add_stats(verbs)
+    add_command(
+        verbs,
+        "script",
+        script,
+        summary="the path of the script that runs these jobs under spark-submit",
+        description="Print the path of a script for spark-submit. Its arguments are those of `tidelog pipeline`;\n"
+        "master and settings are those of spark-submit.",
+        examples='spark-submit --master yarn "$(tidelog pipeline script)" export data orders s3://lake/orders --once',
+    )
+
+
+def parse_conf(text: str) -> tuple[str, str]:
+    """`name=value` of a setting of Spark."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise ArgumentTypeError(f"{text!r} is no setting of Spark; write NAME=VALUE, as spark.executor.memory=2g")
+    return name, value
 
 
 def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
-    parser.add_argument("--master", default="local[*]", help="where Spark runs (local[*])")
+    parser.add_argument("--master", help="where Spark runs (that of spark-submit, or else local[*])")
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=parse_conf,
+        metavar="NAME=VALUE",
+        help="a setting of Spark, as spark.executor.memory=2g; may be repeated",
+    )
     if key:
         parser.add_argument("--key", help="of the server, where it asks for one")
 

@@ -1,12 +1,13 @@
 """The jobs as functions. Each job is in its own module.
 
-`where` is a directory or the address of a server or an object store. `spark` is a session to run on; without one, a
-session is started on `master` (this machine by default) and stopped at the end.
+`where` is a directory or the address of a server or an object store. `spark` is a session to run on, also one of Spark
+Connect; without one, a session is started with `master` and the settings `conf` and stopped at the end. The default of
+`master` is that of spark-submit where it runs this program, and this machine elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -37,6 +38,7 @@ from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
 from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.source import sample_data
+from tidelog.spark.spark_session import is_connect, is_local_master
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
@@ -60,23 +62,22 @@ def _find_topic(location: Location, topic: str, where: str) -> TopicSnapshot:
 
 
 @contextmanager
-def job_session(spark: SparkSession | None, master: str) -> Iterator[SparkSession]:
+def job_session(
+    spark: SparkSession | None, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """Yield the given session, or one that is stopped after the job."""
     if spark is not None:
         tidelog.spark.register(spark)
         yield spark
         return
     is_own = SparkSession.getActiveSession() is None
-    loopback = {"spark_driver_host": "127.0.0.1", "spark_driver_bindAddress": "127.0.0.1"}
-    session = tidelog.spark.session(
-        master,
-        "tidelog",
-        spark_ui_enabled="false",
-        spark_ui_showConsoleProgress="false",
-        spark_log_level="ERROR",
-        **(loopback if master.startswith("local") else {}),  # only local workers have to find the driver
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if is_local_master(master):  # only local workers have to find the driver
+        quiet.update(loopback)
+    session = tidelog.spark.session(master, conf={**quiet, **(conf or {})})
+    if not is_connect(session) and "spark.log.level" not in (conf or {}):
+        session.sparkContext.setLogLevel("ERROR")
     try:
         yield session
     finally:
@@ -102,7 +103,8 @@ def export(
     sizes: Sizes | None = None,
     pause: ShouldStop | None = None,
     spark: SparkSession | None = None,
-    master: str = "local[*]",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Exported:
@@ -114,7 +116,7 @@ def export(
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
     _find_topic(location, topic, where)
-    with job_session(spark, master) as live, closing(_open_table(table, format, step)) as into:
+    with job_session(spark, master, conf) as live, closing(_open_table(table, format, step)) as into:
 
         def make_mapping(backend: Backend) -> RecordMapping:
             if infer:
@@ -150,7 +152,8 @@ def reconcile(
     key: str | None = None,
     repair: bool = False,
     spark: SparkSession | None = None,
-    master: str = "local[*]",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Reconciled:
@@ -159,20 +162,25 @@ def reconcile(
     options = _read_options(Location.parse(where, key), topic)
     with (
         closing(_open_table(table, None, step, write=repair)) as into,
-        job_session(spark, master) as live,
+        job_session(spark, master, conf) as live,
         closing(ReconcileJob(options, into, _job_context(live, step))) as job,
     ):
         return job.run(repair=repair, progress=progress)
 
 
 def scrub(
-    path: str, *, spark: SparkSession | None = None, master: str = "local[*]", progress: Progress | None = None
+    path: str,
+    *,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Scrubbed:
     """Verify every checksum of a directory of topics."""
     path = addresses.absolute_path(path, "the directory")
     if PosixDisk().stat(path) is None:
         raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
-    with job_session(spark, master) as live:
+    with job_session(spark, master, conf) as live:
         return run_scrub(path, SparkTaskRunner(live), progress)
 
 
@@ -183,12 +191,13 @@ def stats(
     every_ms: int = 60_000,
     key: str | None = None,
     spark: SparkSession | None = None,
-    master: str = "local[*]",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
 ) -> Stats:
     """Compute rates, sizes and waits per interval."""
     location = Location.parse(where, key)
     _find_topic(location, topic, where)
-    with job_session(spark, master) as live:
+    with job_session(spark, master, conf) as live:
         return collect_stats(live, location, topic, every_ms)
 
 
@@ -209,7 +218,8 @@ def backfill(
     key: str | None = None,
     target_key: str | None = None,
     spark: SparkSession | None = None,
-    master: str = "local[*]",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Backfilled:
@@ -237,7 +247,7 @@ def backfill(
         function,
         addresses.absolute_path(work_dir or f".tidelog-backfill/{job}", "the working directory"),
     )
-    with job_session(spark, master) as live:
+    with job_session(spark, master, conf) as live:
         context = _job_context(live, step)
         if topic is None:
             return _backfill_table(live, context, request, from_location, table_format)

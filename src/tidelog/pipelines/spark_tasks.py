@@ -7,7 +7,7 @@ error as its result. Other errors are raised, and Spark retries as configured.
        └─► partition ──► function(batches) ──► result ─┴─► one small file, which the driver reads
 
 Partitions are processed by a Spark sink. Spark commits a write in another process, so the results are returned in a
-file. `mapInArrow` would return them directly, but needs pandas, which nothing else here needs.
+file. `mapInArrow` returns them directly, but needs pandas, which only clients of Spark Connect have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,8 @@ from tidelog import errors
 from tidelog.disk.durability import read_file, remove_if_exists, replace_file
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import Damaged, DiskFull, Error, Refused
+from tidelog.spark.executors import ExecutorFunction, reduce_object
+from tidelog.spark.spark_session import is_connect
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,15 +64,48 @@ def run_guarded(function: Callable[[T], R], task: T) -> R | TaskError:
 
 
 class SparkTaskRunner:
+    """Runs each task in a partition of its own.
+
+    Spark Connect has no RDDs. Its client needs pandas, so there `mapInArrow` returns the results.
+    """
+
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
         if not tasks:
             return []
+        guarded = ExecutorFunction(partial(run_guarded, function))
+        if is_connect(self._spark):
+            numbers = self._spark.range(0, len(tasks), 1, len(tasks))
+            return unwrap_results(_map_partitions(numbers, _TaskOfPartition(guarded, list(tasks))))
         context = self._spark.sparkContext
-        results = context.parallelize(list(tasks), len(tasks)).map(partial(run_guarded, function)).collect()
-        return unwrap_results(results)
+        return unwrap_results(context.parallelize(list(tasks), len(tasks)).map(guarded).collect())
+
+
+class _TaskOfPartition:
+    """Runs the task whose number is the only row of a partition."""
+
+    def __init__(self, function: Callable[[T], R | TaskError], tasks: list[T]) -> None:
+        self._function, self._tasks = function, tasks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> object:
+        (number,) = [number for batch in batches for number in batch.column(0).to_pylist()]
+        return self._function(self._tasks[number])
+
+
+def _map_partitions(df: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], object]) -> list[Any]:
+    """Call a function with each partition and return the results in the order of partitions."""
+    sent = ExecutorFunction(function)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "this is a task"
+        result = pickle.dumps(sent(batches))
+        yield pa.RecordBatch.from_pydict({"partition": [context.partitionId()], "result": [result]})
+
+    table = df.mapInArrow(run, "partition long, result binary").toArrow()
+    return [pickle.loads(row["result"]) for row in sorted(table.to_pylist(), key=lambda row: row["partition"])]
 
 
 def unwrap_results(results: Sequence[R | TaskError]) -> list[R]:
@@ -81,6 +116,13 @@ def unwrap_results(results: Sequence[R | TaskError]) -> list[R]:
 
 
 PartitionFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch], int, int], bytes]  # batches, partition, attempt
+
+
+def _run_on_partition(function: PartitionFunction, batches: Iterator[pa.RecordBatch]) -> bytes | TaskError:
+    context = TaskContext.get()
+    assert context is not None, "this is a task"
+    partition, attempt = context.partitionId(), context.taskAttemptId()
+    return run_guarded(lambda batches: function(batches, partition, attempt), batches)
 
 
 @dataclass
@@ -104,14 +146,16 @@ class FunctionWriter(DataSourceArrowWriter):
         self._function, self._results_path = function, results_path
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None, "this is a task"
         function: PartitionFunction = pickle.loads(b64decode(self._function))
-        partition, attempt = context.partitionId(), context.taskAttemptId()
-        result = run_guarded(lambda batches: function(batches, partition, attempt), iterator)
+        result = _run_on_partition(function, iterator)
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
         if isinstance(result, TaskError):
             return PartitionResult(partition, b"", (result.name, result.message))
         return PartitionResult(partition, result)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_object(self, self.__dict__)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         sent = [message for message in messages if isinstance(message, PartitionResult)]
@@ -124,6 +168,8 @@ class FunctionWriter(DataSourceArrowWriter):
 
 def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> list[bytes]:
     """Run a function on each partition and return the results in order. `path`: a temporary file for them."""
+    if is_connect(df.sparkSession):
+        return unwrap_results(_map_partitions(df, partial(_run_on_partition, function)))
     df.sparkSession.dataSource.register(FunctionSink)
     disk = PosixDisk()
     remove_if_exists(disk, path)

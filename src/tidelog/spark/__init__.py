@@ -7,7 +7,7 @@
 
 Needs `pip install 'tidelog[spark]'`, on the executors too. Spark is imported when one of these functions is called.
 Start with `source` (reading) and `sink` (writing); `plan` splits a range into tasks, `task_reader` reads one, and
-`backends` has directories, object stores and servers.
+`backends` has directories, object stores and servers. `executors` is what runs where the package may be missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from tidelog.spark.java import Java, find_java
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
 __all__ = ["Java", "find_java", "register", "session"]
@@ -25,10 +27,13 @@ __all__ = ["Java", "find_java", "register", "session"]
 def register(spark: SparkSession) -> None:
     """Register the format "tidelog" in a session, and let Spark push filters down to it.
 
-    This also adds a listener to the session, which moves consumer groups to the committed offsets of queries.
+    Spark finds the format also without this, by the package `pyspark_tidelog` of the driver's Python. This adds three
+    things: filters are pushed down, a listener moves consumer groups to the committed offsets of queries as soon as
+    they are committed, and an interpreter without the package is an error here and not in the first query.
 
     If settings of the session cannot be changed, as in definitions of Declarative Pipelines, and
-    `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself.
+    `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself. On Spark Connect the server's
+    Python workers run the source, so the package is needed there; groups are moved when a query plans its next batch.
 
     Raises:
         NotFound: the interpreter that the session starts its Python workers with cannot import tidelog.
@@ -37,20 +42,30 @@ def register(spark: SparkSession) -> None:
 
     check_workers(spark)
     from tidelog.spark.listener import add_group_listener
-    from tidelog.spark.source import TidelogSource, UnfilteredSource
+    from tidelog.spark.source import TidelogSource
 
-    spark.dataSource.register(TidelogSource if enable_filter_pushdown(spark) else UnfilteredSource)
+    enable_filter_pushdown(spark)
+    spark.dataSource.register(TidelogSource)
     add_group_listener(spark)
 
 
-def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:
+def session(
+    master: str | None = None, app: str = "tidelog", *, conf: Mapping[str, str] | None = None, **settings: str
+) -> SparkSession:
     """Start a session with the source registered, on the machine's Java or on the packaged one.
 
-    Settings are those of Spark, with `_` for dots: `spark_sql_shuffle_partitions="2"`. On a local master the workers
-    run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that every machine has.
+    On a local master the workers run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that
+    every machine has.
+
+    Args:
+        master: `local[2]`, `spark://host:7077`, `yarn`, `k8s://…`, or `sc://host:15002` for a Spark Connect server. By
+            default that of spark-submit where it runs this program, and all processors of this machine elsewhere.
+        conf: settings of Spark by their names.
+        settings: the same with `_` for dots: `spark_sql_shuffle_partitions="2"`.
     """
     from tidelog.spark.spark_session import start_session
 
-    spark = start_session(master, app, {name.replace("_", "."): value for name, value in conf.items()})
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    spark = start_session(master, app, {**named, **(conf or {})})
     register(spark)
     return spark

@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -51,6 +51,7 @@ from tidelog.engine.idempotency import SINGLE_BATCH_PREFIX
 from tidelog.engine.producer_batches import StagedChunk, chunk_name
 from tidelog.errors import BadInput, Error
 from tidelog.spark import row_encoder
+from tidelog.spark.executors import reduce_object
 from tidelog.spark.http_client import RETRY_TIMEOUT_MS
 from tidelog.spark.options import IS_JSON, OptionParser, OptionValue, parse_directory, parse_text
 from tidelog.spark.row_encoder import EMPTY_FINGERPRINT, Fingerprint, add_fingerprints
@@ -401,6 +402,9 @@ class TopicWriter(DataSourceArrowWriter):
         self._number = options.batch or 0
         self._sink = SinkWriter(options, schema, options.writer or f"{SINGLE_BATCH_PREFIX}{secrets.token_hex(16)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_object(self, self.__dict__)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator)
 
@@ -414,6 +418,9 @@ class TopicWriter(DataSourceArrowWriter):
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._sink = SinkWriter(options, schema, options.writer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_object(self, self.__dict__)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator)

@@ -22,9 +22,10 @@ nothing, `listener` moves the group.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -43,6 +44,7 @@ from tidelog.spark import backends, decode, groups, plan
 from tidelog.spark import options as reading
 from tidelog.spark import sink as writing
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot
+from tidelog.spark.executors import reduce_object
 from tidelog.spark.filters import Predicate, RecordFilter, from_spark_filter
 from tidelog.spark.groups import Pending, Position, Positions
 from tidelog.spark.options import LATEST, Options
@@ -60,8 +62,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed_positions: Positions | None = None  # of the group
         self._attempted_positions: Positions | None = None  # that the group should have
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened_backend": None}  # an executor opens its own
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_object(self, {**self.__dict__, "_opened_backend": None})  # an executor opens its own
 
     @property
     def _backend(self) -> Backend:
@@ -285,11 +287,21 @@ def _recreated_gap(backend: Backend, snapshot: TopicSnapshot, start: Position) -
 _SAMPLE_RECORDS = 1000  # at each end of a topic, to infer fields from
 
 
-class TidelogSource(DataSource):
-    @property
-    def _reader_class(self) -> type[TopicReader]:
-        return FilteringReader
+# Spark plans a read with filters that it pushes down in a Python worker of its own, and any other read in the second.
+# It refuses a reader that supports filters where its setting is off, also for a query without filters, and sends the
+# setting to neither.
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_PLAN_WORKER: Final = "pyspark.sql.worker.plan_data_source_read"
 
+
+def _may_push_filters() -> bool:
+    """Whether this process may return a reader that supports filters."""
+    main = getattr(sys.modules["__main__"].__spec__, "name", None)
+    imported = {name for name in (_PUSHDOWN_WORKER, _PLAN_WORKER) if name in sys.modules or name == main}
+    return imported != {_PLAN_WORKER}  # the first imports the second
+
+
+class TidelogSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "tidelog"
@@ -303,7 +315,8 @@ class TidelogSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = reading.parse_options(self.options).for_batch()
-        return self._reader_class(options, _validate_given_schema(schema, options))
+        kind = FilteringReader if _may_push_filters() else TopicReader
+        return kind(options, _validate_given_schema(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
         options = writing.parse_sink_options(self.options).for_batch()
@@ -345,20 +358,15 @@ def sample_data(backend: Backend, options: Options) -> Iterator[bytes]:
                 yield from (value.as_py() for batch in batches for value in batch.column(0))
 
 
-class UnfilteredSource(TidelogSource):
-    """For a session without filter pushdown: Spark refuses readers that support it."""
-
-    @property
-    def _reader_class(self) -> type[TopicReader]:
-        return TopicReader
-
-
 class TopicReader(DataSourceReader):
     """Reads a batch: a range of seqs that is fixed by the plan."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._pushed_predicates: tuple[Predicate, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_object(self, self.__dict__)
 
     @property
     def record_filter(self) -> RecordFilter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -15,11 +16,46 @@ from tidelog.errors import NotFound
 from tidelog.spark.java import MIN_JAVA_VERSION, find_java
 
 FILTER_PUSHDOWN_CONF: Final = "spark.sql.python.filterPushdown.enabled"
+LOCAL_MASTER: Final = "local[*]"
+CONNECT_SCHEME: Final = "sc://"
+_SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: its JVM, with master and settings, runs already
 _IMPORT_OK: Final = "tidelog is there"
 
 
-def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
+def start_session(master: str | None, app: str, conf: Mapping[str, str]) -> SparkSession:
     """Start a session, or return the running one."""
+    if master is not None and master.startswith(CONNECT_SCHEME):
+        builder = _configure(SparkSession.builder.remote(master).appName(app), conf)
+        try:
+            return builder.getOrCreate()
+        except ImportError as error:
+            raise NotFound(
+                f"Spark Connect needs packages that are not installed ({error}); nothing was started, run `pip install "
+                "'pyspark[connect]'`"
+            ) from None
+    is_submitted = get_environment(_SUBMIT_VARIABLE) is not None
+    if not is_submitted:
+        _prepare_java()
+    named = master or (None if is_submitted else LOCAL_MASTER)
+    if get_environment("PYSPARK_PYTHON") is None and named is not None and named.startswith("local"):
+        # Spark would use `python3` of the path, which may lack this package. Not for other masters: executors on other
+        # machines would get this path as well.
+        set_environment("PYSPARK_PYTHON", sys.executable)
+    check_interpreter(get_environment("PYSPARK_PYTHON") or "python3")
+    builder = SparkSession.builder.appName(app)
+    if named is not None:
+        builder = builder.master(named)
+    return _configure(builder, conf).getOrCreate()
+
+
+def _configure(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def _prepare_java() -> None:
+    """Name the Java that Spark starts. Raises NotFound where there is none that it can use."""
     java = find_java()
     if java is None or not java.is_supported:
         found = (
@@ -31,24 +67,22 @@ def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSessio
         )
     if java.home is not None:
         set_environment("JAVA_HOME", java.home)
-    if get_environment("PYSPARK_PYTHON") is None and master.startswith("local"):
-        # Spark would use `python3` of the path, which may lack this package. Not for other masters: executors on other
-        # machines would get this path as well.
-        set_environment("PYSPARK_PYTHON", sys.executable)
-    check_interpreter(get_environment("PYSPARK_PYTHON") or "python3")
-    builder = SparkSession.builder.master(master).appName(app)
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+
+
+def is_local_master(master: str | None) -> bool:
+    """Whether a session that is started with this master runs on this machine alone."""
+    return master.startswith("local") if master is not None else get_environment(_SUBMIT_VARIABLE) is None
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this is a session of Spark Connect, whose driver is another process."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def check_workers(spark: SparkSession) -> None:
     """Raise NotFound if the Python workers of a session cannot import tidelog."""
-    try:
-        interpreter = spark.sparkContext.pythonExec
-    except (PySparkException, AttributeError):
-        return  # Spark Connect: the workers run on the server
-    check_interpreter(interpreter)
+    if not is_connect(spark):  # there the workers run on the server
+        check_interpreter(spark.sparkContext.pythonExec)
 
 
 def check_interpreter(
@@ -74,13 +108,8 @@ def check_interpreter(
     )
 
 
-def enable_filter_pushdown(spark: SparkSession) -> bool:
-    """Enable filter pushdown to Python sources and return whether it is enabled. Without the setting Spark refuses a
-    source that supports filters, even if a query has none."""
-    if spark.conf.get(FILTER_PUSHDOWN_CONF, "false") == "true":
-        return True
-    try:
-        spark.conf.set(FILTER_PUSHDOWN_CONF, "true")
-    except PySparkException:
-        return False  # definitions of Declarative Pipelines cannot change settings
-    return True
+def enable_filter_pushdown(spark: SparkSession) -> None:
+    """Enable filter pushdown to Python sources where the session allows it."""
+    if spark.conf.get(FILTER_PUSHDOWN_CONF, "false") != "true":
+        with suppress(PySparkException):  # definitions of Declarative Pipelines cannot change settings
+            spark.conf.set(FILTER_PUSHDOWN_CONF, "true")

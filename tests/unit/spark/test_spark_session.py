@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tidelog.errors import NotFound
 from tidelog.spark import spark_session
 from tidelog.spark.java import Java
-from tidelog.spark.spark_session import check_interpreter, check_workers, enable_filter_pushdown
+from tidelog.spark.spark_session import check_interpreter, check_workers, enable_filter_pushdown, is_local_master
 
 
 class Builder:
@@ -76,15 +76,13 @@ def test_the_check_runs_a_real_interpreter() -> None:
 
 
 class Session:
-    def __init__(self, interpreter: str | None, pushdown: str = "false", *, fixed: bool = False) -> None:
+    def __init__(self, interpreter: str, pushdown: str = "false", *, fixed: bool = False) -> None:
         self._interpreter, self._fixed = interpreter, fixed
         self.values = {spark_session.FILTER_PUSHDOWN_CONF: pushdown}
         self.conf = self
 
     @property
     def sparkContext(self) -> Any:  # noqa: N802
-        if self._interpreter is None:
-            raise PySparkException("there is none")
         return type("Context", (), {"pythonExec": self._interpreter})
 
     def get(self, name: str, default: str) -> str:
@@ -98,14 +96,62 @@ class Session:
 
 def test_workers_of_a_session() -> None:
     check_workers(Session(sys.executable))  # type: ignore[arg-type]
-    check_workers(Session(None))  # type: ignore[arg-type]
+    remote = type("Session", (), {"__module__": "pyspark.sql.connect.session"})()
+    check_workers(remote)  # its workers run on the server
     with pytest.raises(NotFound, match="is not there"):
         check_workers(Session("python-that-nobody-has"))  # type: ignore[arg-type]
 
 
 def test_filters_are_pushed_where_the_session_lets_them() -> None:
-    session = Session(sys.executable)
-    assert enable_filter_pushdown(session)  # type: ignore[arg-type]
-    assert session.values[spark_session.FILTER_PUSHDOWN_CONF] == "true"
-    assert enable_filter_pushdown(Session(sys.executable, "true", fixed=True))  # type: ignore[arg-type]
-    assert not enable_filter_pushdown(Session(sys.executable, fixed=True))  # type: ignore[arg-type]
+    free, fixed = Session(sys.executable), Session(sys.executable, fixed=True)
+    for session in (free, fixed):
+        enable_filter_pushdown(session)  # type: ignore[arg-type]
+    assert free.values[spark_session.FILTER_PUSHDOWN_CONF] == "true"
+    assert fixed.values[spark_session.FILTER_PUSHDOWN_CONF] == "false"
+
+
+class RecordingBuilder:
+    """SparkSession.builder, which starts nothing and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*values: str) -> RecordingBuilder:
+            self.calls.append((name, *values))
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("master", "submitted", "said"),
+    [
+        (None, False, ("master", "local[*]")),
+        (None, True, None),
+        ("yarn", True, ("master", "yarn")),
+        ("sc://host:15002", False, ("remote", "sc://host:15002")),
+    ],
+)
+def test_the_master_of_spark_submit_is_kept_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, submitted: bool, said: tuple[str, str] | None
+) -> None:
+    values = {"PYSPARK_PYTHON": sys.executable, **({"PYSPARK_GATEWAY_PORT": "1"} if submitted else {})}
+    builder = RecordingBuilder()
+    monkeypatch.setattr(spark_session, "find_java", lambda: Java(None, 17, "PATH"))
+    monkeypatch.setattr(spark_session, "get_environment", values.get)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    spark_session.start_session(master, "app", {"spark.executor.memory": "2g"})
+    assert [call for call in builder.calls if call[0] in ("master", "remote")] == ([said] if said else [])
+    assert ("config", "spark.executor.memory", "2g") in builder.calls
+    assert is_local_master(master) == (said == ("master", "local[*]"))
+
+
+def test_connect_session_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing(RecordingBuilder):
+        def getOrCreate(self) -> None:  # noqa: N802
+            raise ImportError("there is no grpc")
+
+    monkeypatch.setattr(SparkSession, "builder", Missing())
+    with pytest.raises(NotFound, match=r"there is no grpc.*pip install 'pyspark\[connect\]'"):
+        spark_session.start_session("sc://host", "app", {})
