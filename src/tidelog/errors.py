@@ -395,7 +395,13 @@ class Unavailable(Error):
 
 
 class Locked(Unavailable):
+    """`pid`: the process that holds the lock, `server`: the address it serves the directory at; None: unknown."""
+
     code = "locked"
+
+    def __init__(self, message: str, *, pid: int | None = None, server: str | None = None) -> None:
+        super().__init__(message)
+        self.pid, self.server = pid, server
 
 
 class Busy(Unavailable):

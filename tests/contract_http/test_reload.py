@@ -358,6 +358,67 @@ def test_without_a_file_the_server_goes_on(tmp_path: Path) -> None:
         assert server.is_running
 
 
+def test_keys_of_a_file_are_reloaded(tmp_path: Path) -> None:
+    """Without a file of settings too. A file that is gone or does not parse changes nothing."""
+    keys, data, port_file = tmp_path / "keys", tmp_path / "data", tmp_path / "port.txt"
+    keys.write_text("# of the first shift\nold\nstays:r\n")
+    args = ("--data", str(data), "--port", "0", "--port-file", str(port_file), "--keys-file", str(keys))
+    with Server(tmp_path, *args, api_keys="environment").start() as server:
+        reloads = 0
+
+        def reload(word: str) -> None:
+            nonlocal reloads
+            server.signal(signal.SIGHUP)
+            reloads += 1
+            eventually(lambda: server.log.count("SIGHUP") == reloads, why=lambda: server.log)
+            assert word in server.log.splitlines()[-1]
+
+        def statuses() -> list[int]:
+            with ExitStack() as stack:
+                clients = [stack.enter_context(server.client(key)) for key in ("environment", "old", "new", "stays")]
+                return [client.get("/v0/topics").status for client in clients]
+
+        assert statuses() == [200, 200, 401, 200]
+        keys.write_text("new\nstays:r\n")
+        reload("SIGHUP: reloaded")
+        assert statuses() == [200, 401, 200, 200]
+        for bad in ("new:reed\n", "# none\n", "a,b\n"):
+            keys.write_text(bad)
+            reload("the old ones stay")
+        keys.unlink()
+        reload("there is no file of keys")
+        assert statuses() == [200, 401, 200, 200]
+        assert not any(word in server.log for word in ("stays:", "a,b"))
+
+
+SLOW_HOOK = """
+import pathlib, time
+pathlib.Path("imports").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+def hook(*args): raise NotImplementedError
+"""
+
+
+def test_a_hangup_while_the_server_starts_is_applied_when_it_listens(tmp_path: Path) -> None:
+    """Method: a hook holds the start while it is imported, after the settings were read."""
+    (tmp_path / "slow.py").write_text(SLOW_HOOK)
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    server = Server(tmp_path, hook="slow:hook", keys_file=keys)
+    with server:
+        process = server.launch()
+        eventually((tmp_path / "imports").exists, process=process, why=lambda: server.log)
+        keys.write_text("new\n")
+        server.signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        server.await_port()
+        server.await_ready()
+        eventually(lambda: "SIGHUP: reloaded" in server.log, why=lambda: server.log)
+        with server.client("new") as api:
+            expect_success(api.get("/v0/topics"))
+
+
 def test_files_are_for_their_owner(tmp_path: Path) -> None:
     with Server(tmp_path / "own").start() as server, server.client() as api:
         api.write("t", 1)

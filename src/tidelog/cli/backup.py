@@ -187,10 +187,12 @@ def _create_here(directory: str, target: str, options: dict[str, Any], screen: S
     try:
         with open_for_writing(directory, screen) as database, _progress(screen, f"backing up {directory}") as bar:
             return database.backup(target, progress=bar, **options)._asdict()
-    except Locked:
+    except Locked as error:
         raise Locked(
             f"{directory} is open in another process; no backup was made, ask its server: "
-            f"tidelog backup create {target} --server URL"
+            f"tidelog backup create {target} --server {error.server or 'URL'}",
+            pid=error.pid,
+            server=error.server,
         ) from None
 
 

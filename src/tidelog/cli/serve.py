@@ -7,8 +7,10 @@ import signal
 import sys
 import tomllib
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from tidelog.addresses import check_path
 from tidelog.cli.command import (
@@ -20,6 +22,31 @@ from tidelog.clock import SystemClock
 from tidelog.disk.durability import read_file
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from tidelog.server.config import ServerConfig
+
+
+class HangupSignals:
+    """The handler of SIGHUP. A hangup never ends the process, not while it starts and not while it stops."""
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._callback: Callable[[], object] | None = None
+        signal.signal(signal.SIGHUP, self._on_signal)
+
+    def forward(self, callback: Callable[[], object] | None) -> None:
+        """Call this for every hangup from now on, and now if there was one before; None: remember hangups."""
+        self._callback = callback
+        if callback is not None and self._is_pending:
+            self._is_pending = False
+            callback()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of handlers
+        if self._callback is None:
+            self._is_pending = True
+        else:
+            self._callback()
 
 
 def add(commands: Commands) -> None:
@@ -34,8 +61,9 @@ def add(commands: Commands) -> None:
         "come from the environment (TIDELOG_HOST, TIDELOG_API_KEYS and so on), then from --config, a TOML file\n"
         "with the same names in lower case and without the prefix, then from the command line. It listens on\n"
         "loopback by default, and refuses any other address without keys. GET /v0/openapi.json describes the API.\n"
-        "SIGHUP reads --config again and applies keys, allowed hosts and origins and the log level; it never ends\n"
-        "the server.",
+        'Sizes and times may have units: TIDELOG_MAX_BODY_BYTES=64MiB, drain_ms = "30s".\n'
+        "SIGHUP reads --config and --keys-file again and applies keys, allowed hosts and origins and the log level;\n"
+        "it never ends the server.",
         examples="tidelog serve --data data\ntidelog serve --data data --port 0 --port-file port.txt\n"
         "TIDELOG_API_KEYS=s3cret:rw:orders tidelog serve --host 0.0.0.0",
     )
@@ -44,6 +72,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--port", metavar="PORT", type=int, help="the port to listen on (4000); 0: any that is free")
     parser.add_argument("--port-file", metavar="FILE", help="write host:port here once it listens")
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
+    parser.add_argument("--keys-file", metavar="FILE", help="a file with keys, one on each line")
     parser.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
     parser.add_argument(
         "--hook", metavar="MODULE:FUNCTION", help="who users of channels are, and what they may publish"
@@ -53,10 +82,10 @@ def add(commands: Commands) -> None:
 
 def serve(args: Namespace, screen: Screen) -> int:
     """Serve until a signal."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler: a lost terminal ends nothing
+    hangups = HangupSignals()  # before the imports, which take a while
     try:
+        from tidelog.server import config as server_config
         from tidelog.server import lifecycle
-        from tidelog.server.config import ServerConfig, config_from_env, config_from_file, unknown_settings
         from tidelog.server.lifecycle import run_server
     except ImportError as error:
         raise NotFound(
@@ -72,14 +101,16 @@ def serve(args: Namespace, screen: Screen) -> int:
         "log_format": "json" if args.json else args.log_format,
         "accept_loss": args.accept_loss or None,
         "hook": args.hook,
+        "keys_file": args.keys_file,
     }
 
     def settings() -> ServerConfig:
         """The environment, the file and the command line, each over the one before."""
-        found = config_from_env(ServerConfig(), os.environ)
+        found = server_config.config_from_env(server_config.ServerConfig(), os.environ)
         if args.config is not None:
-            found = config_from_file(found, _load_settings(disk, args.config), args.config)
-        return replace(found, **{name: value for name, value in given.items() if value is not None})
+            found = server_config.config_from_file(found, _load_settings(disk, args.config), args.config)
+        found = replace(found, **{name: value for name, value in given.items() if value is not None})
+        return found if not found.keys_file else _with_keys(disk, found, found.keys_file)
 
     config = settings()
     check_path(config.data_dir)
@@ -88,11 +119,39 @@ def serve(args: Namespace, screen: Screen) -> int:
         sys.path.append("")
     logger = lifecycle.configure_logging(config.log_format, sys.stderr, config.log_level)
     screen.flush()
-    for name in unknown_settings(os.environ):
-        logger.warning("%s is no setting of this server and changes nothing; look at the name again", name)
-    again = None if args.config is None else settings
-    run_server(config, clock=SystemClock(), disk=disk, log_line=logger.info, reload_config=again)
+    for name, near in server_config.unknown_settings(os.environ).items():
+        logger.warning("%s is no setting of this server and changes nothing; the nearest is %s", name, near)
+    again = None if args.config is None and not config.keys_file else settings
+    try:
+        run_server(
+            config,
+            clock=SystemClock(),
+            disk=disk,
+            log_line=logger.info,
+            reload_config=again,
+            forward_hangups=hangups.forward,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the interpreter removes other handlers before it ends
     return 0
+
+
+def _with_keys(disk: PosixDisk, config: ServerConfig, path: str) -> ServerConfig:
+    """Add the keys of a file. An empty one is an error: it would mean no authentication."""
+    from tidelog.server.config import keys_from_file
+
+    content = read_file(disk, path)
+    if content is None:
+        raise NotFound(f"there is no file of keys {path}; the server was not started")
+    try:
+        keys = keys_from_file(content.decode(), path)
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"the file of keys {path} is not UTF-8 text: {error.reason}; the server was not started"
+        ) from None
+    if not keys:
+        raise BadInput(f"the file of keys {path} has no key; the server was not started, add one or leave the file out")
+    return replace(config, api_keys=",".join(filter(None, (config.api_keys, keys))))
 
 
 def _load_settings(disk: PosixDisk, path: str) -> dict[str, Any]:

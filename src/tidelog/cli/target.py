@@ -6,7 +6,6 @@ empty directory of topics. One process writes; readers work beside it and see th
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,7 @@ from tidelog.addresses import check_path
 from tidelog.cli.render import Screen
 from tidelog.client import Client, RemoteDatabase
 from tidelog.commitlog.codecs import guess_codec
-from tidelog.commitlog.log import LOCK_FILE
 from tidelog.database import Database
-from tidelog.disk.durability import read_file
-from tidelog.disk.interface import join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import manifest
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR
@@ -69,10 +65,16 @@ def open_for_writing(
     with _point_to_check(path):
         try:
             log = _open_database(path, screen, wal_file_bytes=_WAL_FILE_BYTES, accept_loss=accept_loss, **settings)
-        except Locked:
+        except Locked as error:
+            holder = "" if error.pid is None else f" (pid {error.pid})"
+            writer, step = f"is being written by another process{holder}", "stop it first"
+            if error.server is not None:
+                writer, step = f"is served at {error.server}", f"give --server {error.server} in place of the directory"
             raise Locked(
-                f"{path} is being written by another process{_lock_holder(path)}; nothing was changed, stop it first, "
-                "or only read: tidelog topic ls, show, read, follow and tidelog check work beside it"
+                f"{path} {writer}; nothing was changed, {step}, or only read: tidelog topic ls, show, read, follow and "
+                "tidelog check work beside it",
+                pid=error.pid,
+                server=error.server,
             ) from None
         with log:
             for line in log.report.lines():
@@ -83,11 +85,6 @@ def open_for_writing(
 def _open_database(path: str, screen: Screen, **settings: Any) -> tidelog.Database:
     with screen.progress_bar(f"opening {path}", total=1) as bar:
         return tidelog.open(path, progress=lambda _, done, total: bar(done, total), **settings)
-
-
-def _lock_holder(path: str) -> str:
-    match = re.fullmatch(rb"pid=(\d+)\n", read_file(PosixDisk(), join(path, LOCK_FILE)) or b"")
-    return f" (pid {int(match[1])})" if match else ""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ before it could change a byte.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace as replaced
@@ -59,6 +60,8 @@ from tidelog.formats.small_files import MANIFEST_NAME as MANIFEST_FILE
 from tidelog.types import Buffer, Record
 
 LOCK_FILE = ".tidelog.lock"
+_LOCK_HOLDER = re.compile(rb"(?:pid=(?P<pid>\d{1,10})\n)?(?:server=(?P<server>https?://[A-Za-z0-9.:\[\]_-]{1,300})\n)?")
+_LOCK_HOLDER_BYTES_MAX = 512
 
 
 class OpenedLog(NamedTuple):
@@ -225,13 +228,41 @@ def _list_or_create(disk: Disk, path: str, *, read_only: bool) -> list[str]:
         raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, repair the disk and retry") from error
 
 
+def announce_server(lock: Lock, url: str) -> None:
+    """Name the address of a server in the lock file of the directory that it serves."""
+    lock.describe_holder(f"server={url}\n")
+
+
+def _locked_error(disk: Disk, path: str) -> Locked:
+    content = b""
+    with suppress(OSError):  # the file belongs to another user, who can lock us out without saying who it is
+        file = disk.open(join(path, LOCK_FILE))
+        try:
+            content = file.read(0, min(file.size(), _LOCK_HOLDER_BYTES_MAX))
+        finally:
+            file.close()
+    match = _LOCK_HOLDER.fullmatch(content)
+    pid = int(match["pid"]) if match and match["pid"] else None
+    server = match["server"].decode() if match and match["server"] else None
+    if server is not None:
+        message = (
+            f"{path} is served at {server}; nothing was changed, use it through the server: "
+            f'tidelog.connect("{server}"), or open read_only'
+        )
+    else:
+        holder = "" if pid is None else f" (pid {pid})"
+        message = (
+            f"{path} is being written by another process{holder}; nothing was changed, close it there or open read_only"
+        )
+    return Locked(message, pid=pid, server=server)
+
+
 def take_lock(disk: Disk, path: str) -> Lock:
+    """Take the lock of a directory. Raises Locked, which names the holder where the lock file does."""
     try:
         return disk.lock(join(path, LOCK_FILE))
     except BlockingIOError:
-        raise Locked(
-            f"{path} is being written by another process; nothing was changed, close it there or open read_only"
-        ) from None
+        raise _locked_error(disk, path) from None
     except OSError as error:
         raise Damaged(f"{path} cannot be locked: {error}; nothing was changed, repair the disk and retry") from error
 

@@ -81,6 +81,11 @@ class File(Protocol):
 
 
 class Lock(Protocol):
+    def describe_holder(self, text: str) -> None:
+        """Write `text` into the lock file, for processes that the lock keeps out. Never raises for a full disk; not
+        durable. A new holder replaces it."""
+        ...
+
     def release(self) -> None:
         """Release the lock. Idempotent."""
         ...

@@ -105,6 +105,10 @@ class MemoryLock:
     def __init__(self, inode: _Inode) -> None:
         self._inode = inode
 
+    def describe_holder(self, text: str) -> None:
+        if self._inode.lock_holder is self:
+            self._inode.content[:] = text.encode()
+
     def release(self) -> None:
         if self._inode.lock_holder is self:
             self._inode.lock_holder = None
@@ -208,6 +212,7 @@ class MemoryDisk:
             if inode.lock_holder is not None:
                 raise BlockingIOError(errno.EAGAIN, "the lock is held", path)
             inode.lock_holder = MemoryLock(inode)
+            inode.lock_holder.describe_holder("")
             return inode.lock_holder
 
     def _now_ms(self) -> int:

@@ -151,6 +151,14 @@ class PosixLock:
         self._fd = fd
         process.register(self)
 
+    def describe_holder(self, text: str) -> None:
+        if self._fd < 0:
+            return
+        content = f"pid={os.getpid()}\n{text}".encode()
+        with suppress(OSError):  # informational; may fail on a full disk
+            os.pwrite(self._fd, content, 0)
+            os.ftruncate(self._fd, len(content))
+
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
         # The parent keeps the lock through its own descriptor. Left open here, the lock would outlive the parent.
         with suppress(OSError):
@@ -259,13 +267,12 @@ class PosixDisk:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(OSError):  # informational; may fail on a full disk
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"pid={os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(fd)
             raise
-        return PosixLock(fd)
+        lock = PosixLock(fd)
+        lock.describe_holder("")
+        return lock
 
 
 class FsyncThread:

@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from tidelog.commitlog.log import announce_server
 from tidelog.disk import process
 from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.process import defer_signals_in
@@ -947,6 +948,11 @@ class Engine:
             self._close_shards()
         for shard in writable:  # a sync of the gap log may have latched it
             shard.check_writable()
+
+    def announce_server(self, url: str) -> None:
+        """Name the address of a server in the lock file, for programs that try to open the directory meanwhile."""
+        if self._lock is not None:
+            announce_server(self._lock, url)
 
     def _close_shards(self) -> None:
         failed: Error | None = None

@@ -1,13 +1,15 @@
-"""Settings of a server process. The environment overrides the file, which overrides the command line.
+"""Settings of a server process. The command line overrides the file, which overrides the environment.
 
-A limit (`max_…`) in the environment that does not parse falls back to its default, as the contract says. Any other
-setting that does not parse keeps the server from starting: a guess could open access.
+A setting that does not parse keeps the server from starting: a default in its place could open access or lift a limit.
+Sizes and times have units: `64MiB`, `64m` and `67108864` are the same size, `30s` and `30000` the same time.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import Any, Literal, get_args
 
@@ -38,6 +40,9 @@ class ServerConfig:
 
     api_keys: str = field(default="", repr=False)
     """`[user@domain=]secret[:scopes[:prefixes]]`, comma-separated. Empty: no authentication."""
+
+    keys_file: str | None = None
+    """A file with more keys, one on each line, as in `api_keys`; `#` begins a comment. SIGHUP reads it again."""
 
     allow_insecure_no_auth: bool = False
     """Allow a public address without keys."""
@@ -217,13 +222,20 @@ class ServerConfig:
 
 
 _SETTING_TYPES: dict[str, str] = {setting.name: str(setting.type) for setting in fields(ServerConfig)}
-_LENIENT_SETTINGS = frozenset(name for name in _SETTING_TYPES if name.startswith("max_"))
 _SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "LogFormat": get_args(LogFormat),
     "LogLevel": get_args(LogLevel),
     "CommitMode": get_args(CommitMode),
     "ColdCompression": get_args(ColdCompression),
 }
+_SIZE_UNITS: dict[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}{suffix}": 1 << 10 * power for power, letter in enumerate("kmgt", 1) for suffix in ("", "ib")},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+}
+_TIME_UNITS_MS: dict[str, int] = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000}
+_NUMBER = re.compile(r"(\d{1,18})\s*([A-Za-z]*)", re.ASCII)
 _ENV_PREFIX = "TIDELOG_"
 _TURN_UNITS_MIN = 4  # one request
 RELOADABLE_SETTINGS = ("api_keys", "allowed_hosts", "allowed_origins", "log_level")
@@ -236,14 +248,23 @@ def config_from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerCon
     for name in _SETTING_TYPES:
         text = environ.get(_ENV_PREFIX + name.upper())
         if text is not None:
-            values |= _parse_setting(name, text, lenient=name in _LENIENT_SETTINGS)
+            values |= _parse_setting(name, text, _ENV_PREFIX + name.upper())
     return _split_host_port(replace(base, **values))
 
 
-def unknown_settings(environ: Mapping[str, str]) -> list[str]:
-    """Return the environment variables that look like settings and are none."""
-    known = {FILE_MODE_SETTING, NATIVE_SETTING, *(_ENV_PREFIX + name.upper() for name in _SETTING_TYPES)}
-    return sorted(name for name in environ if name.startswith(_ENV_PREFIX) and name not in known)
+CLIENT_SETTINGS = ("TIDELOG_SERVER", "TIDELOG_KEY")
+"""Variables that commands read and a server does not."""
+
+
+def unknown_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that look like settings and are none, each with the nearest that is."""
+    known = [FILE_MODE_SETTING, NATIVE_SETTING, *(_ENV_PREFIX + name.upper() for name in _SETTING_TYPES)]
+    unknown = (name for name in environ if name.startswith(_ENV_PREFIX) and name not in (*known, *CLIENT_SETTINGS))
+    return {name: _nearest(name, known) for name in sorted(unknown)}
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    return get_close_matches(name[:80], known, n=1, cutoff=0.0)[0]
 
 
 def config_from_file(base: ServerConfig, content: Mapping[str, object], where: str) -> ServerConfig:
@@ -252,30 +273,53 @@ def config_from_file(base: ServerConfig, content: Mapping[str, object], where: s
     values: dict[str, Any] = {}
     for name, value in content.items():
         if name not in _SETTING_TYPES:
-            raise BadInput(f"{where} sets {name!r}, which is no setting; the server was not started")
+            near = _nearest(name, list(_SETTING_TYPES))
+            raise BadInput(
+                f"{where} sets {name!r}, which is no setting; the nearest is {near}; the server was not started"
+            )
         if isinstance(value, bool) or not isinstance(value, str):
             value = str(value).lower() if isinstance(value, bool) else str(value)
-        values |= _parse_setting(name, value, lenient=False)
+        values |= _parse_setting(name, value, f"{name} in {where}")
     return _split_host_port(replace(base, **values))
 
 
-def _parse_setting(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
+def _parse_setting(name: str, text: str, shown: str) -> dict[str, Any]:
+    """Return the value of a setting; nothing where an empty text leaves a number as it is. `shown`: its name in
+    errors."""
     kind = _SETTING_TYPES[name]
     text = text.strip() if name != "api_keys" else text
     if kind.startswith("bool"):
         if text.lower() not in ("1", "true", "0", "false", ""):
-            raise BadInput(f"{name} is {text!r}, it must be 1 or 0; the server was not started")
+            raise BadInput(f"{shown} is {text!r}, it must be 1 or 0; the server was not started")
         return {name: text.lower() in ("1", "true")}
     if kind.startswith("int"):
-        if text.isdecimal():
-            return {name: int(text)}
-        if lenient or (not text and "None" in kind):
-            return {}
-        raise BadInput(f"{name} is {text!r}, it must be a whole number; the server was not started")
+        return {name: _parse_number(name, text, shown)} if text else {}
     choices = _SETTING_CHOICES.get(kind)
     if choices and text not in choices:
-        raise BadInput(f"{name} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
+        raise BadInput(f"{shown} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
     return {name: text}
+
+
+def _parse_number(name: str, text: str, shown: str) -> int:
+    """Parse a number: a size, a time or a count, by the name of its setting."""
+    units, form = {"": 1}, "a whole number"
+    if name.endswith("_ms"):
+        units, form = _TIME_UNITS_MS, "milliseconds, or a time such as 500ms, 30s, 10min or 1h"
+    elif "bytes" in name:
+        units, form = _SIZE_UNITS, "bytes, or a size such as 64m, 64MiB or 64MB (64,000,000)"
+    match = _NUMBER.fullmatch(text)
+    unit = None if match is None else units.get(match[2].lower())
+    if match is None or unit is None:
+        raise BadInput(f"{shown} is {text!r}, it must be {form}; the server was not started")
+    return int(match[1]) * unit
+
+
+def keys_from_file(text: str, where: str) -> str:
+    """Return the keys of a file as `api_keys` has them: an entry on each line, comments and blank lines left out."""
+    entries = [entry for line in text.splitlines() if (entry := line.strip()) and not entry.startswith("#")]
+    if bad := next((at for at, entry in enumerate(entries, 1) if "," in entry), 0):
+        raise BadInput(f"key {bad} of {where} has a comma: write one key on each line; the server was not started")
+    return ",".join(entries)
 
 
 def _split_host_port(config: ServerConfig) -> ServerConfig:

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -30,6 +31,7 @@ import msgspec
 
 from tidelog.channels import ChannelLimits
 from tidelog.clock import Clock, SystemClock
+from tidelog.database import engine_of
 from tidelog.database import open as open_database
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
@@ -89,8 +91,8 @@ def channel_limits(config: ServerConfig, *, auth: bool) -> ChannelLimits:
     )
 
 
-async def recover(service: Service, disk: Disk, log_line: Callable[[str], None]) -> None:
-    """Open the engine and the channels, and make the service ready."""
+async def recover(service: Service, disk: Disk, log_line: Callable[[str], None], url: str | None = None) -> None:
+    """Open the engine and the channels, and make the service ready. `url`: where the server listens."""
     config, clock = service.config, service.clock
     started_ms = clock.monotonic_ms()
 
@@ -111,6 +113,8 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None])
         )
     )
     try:
+        if url is not None:
+            engine_of(database).announce_server(url)
         manager = await service.run_blocking(lambda: database.channels)
         service.on_recovered(database)
     except BaseException:
@@ -208,13 +212,15 @@ def run_server(
     disk: Disk,
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None = None,
+    forward_hangups: Callable[[Callable[[], object] | None], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises where the server cannot start. `reload_config` reads the settings again, on
-    SIGHUP; None: SIGHUP changes nothing. SIGHUP never ends the process."""
+    SIGHUP; None: SIGHUP changes nothing. `forward_hangups` makes the handler of SIGHUP call a function; the handler is
+    the caller's, because SIGHUP must not end the process before this call and after it either."""
     check_config(config)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve_until_signal(config, clock, disk, log_line, reload_config))
+        runner.run(_serve_until_signal(config, clock, disk, log_line, reload_config, forward_hangups))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -231,13 +237,14 @@ async def _serve_until_signal(
     disk: Disk,
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None,
+    forward_hangups: Callable[[Callable[[], object] | None], None],
 ) -> None:
     stop_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_signal.set)
     started = await start_server(config, clock=clock, disk=disk, log_line=log_line)
-    loop.add_signal_handler(signal.SIGHUP, _reload_settings, started.service, reload_config)
+    forward_hangups(partial(loop.call_soon_threadsafe, _reload_settings, started.service, reload_config))
     stop = asyncio.ensure_future(stop_signal.wait())
     try:
         await asyncio.wait((started.recovery, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -248,6 +255,7 @@ async def _serve_until_signal(
             gc.freeze()
         await stop
     finally:
+        forward_hangups(None)
         stop.cancel()
         await shutdown(started)
     log_line("stopped; everything acknowledged is on disk")
@@ -293,7 +301,14 @@ async def start_server(
         raise
     access = "NO AUTHENTICATION: every client has full access" if service.auth.keys.is_empty else "keys are required"
     log_line(f"tidelog {__version__} listens on http://{address}, data in {config.data_dir}; {access}")
-    return RunningServer(service, listener, loop.create_task(recover(service, disk, log_line)))
+    url = f"http://{_local_authority(host, port)}"
+    return RunningServer(service, listener, loop.create_task(recover(service, disk, log_line, url)))
+
+
+def _local_authority(host: str, port: int) -> str:
+    """Return `host:port` as programs of this machine reach it: a wildcard address is reached at loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def http_limits(config: ServerConfig) -> Limits:

@@ -159,9 +159,12 @@ class DirectoryGroups:
         try:
             database.open(self._path, disk=self._disk, threads=False).close()
         except Locked as error:
+            server = "the server that has it" if error.server is None else error.server
             raise Locked(
                 f"option group: {self._path} is held by another writer, and a group is moved by writing; nothing was "
-                "read, name the server that has it (option server), end that writer, or leave group out"
+                f"read, name {server} (option server), end that writer, or leave group out",
+                pid=error.pid,
+                server=error.server,
             ) from error
 
     def fetch(self, group: str, topic: str) -> int | None:

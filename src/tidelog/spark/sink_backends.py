@@ -128,9 +128,11 @@ def open_when_unlocked(
             return open_engine()
         except Locked as error:
             if clock.monotonic_ms() >= until_ms:
+                step = "if that is a server, name it (option server) in place of path; else end it and run again"
+                if error.server is not None:
+                    step = f"give the option server={error.server} in place of path"
                 raise Locked(
-                    f"{path} is held by another writer; nothing was written. If that is a server, name it (option "
-                    "server) in place of path; else end it and run the query again"
+                    f"{path} is held by another writer; nothing was written, {step}", pid=error.pid, server=error.server
                 ) from error
         pause.wait(_LOCK_RETRY_S)
 

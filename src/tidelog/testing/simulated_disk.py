@@ -149,6 +149,9 @@ class SimLock:
     def __init__(self, machine: Machine, node: FileNode) -> None:
         self._machine, self._node = machine, node
 
+    def describe_holder(self, text: str) -> None:
+        """No effect: the text is informational, and part of no image."""
+
     def release(self) -> None:
         with self._machine._lock:
             self._machine._check_powered()

@@ -12,6 +12,7 @@ import tidelog
 from tidelog.cli.main import main
 from tidelog.cli.target import check_holds_topics
 from tidelog.commitlog import SegmentedLog
+from tidelog.database import engine_of
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine.read import WalWatch
 from tidelog.errors import BadInput, NotFound
@@ -47,7 +48,7 @@ def age_wal() -> None:
 
 @pytest.mark.parametrize("words", CHANGES, ids=lambda words: words[0])
 def test_a_second_writer_is_refused_in_one_line_that_says_what_to_do(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One process writes; the other changes nothing and is told who holds the directory."""
     with opened() as log:
@@ -62,11 +63,18 @@ def test_a_second_writer_is_refused_in_one_line_that_says_what_to_do(
             "read: tidelog topic ls, show, read, follow and tidelog check work beside it\n",
         )
         assert {path: path.read_bytes() for path in Path("d").rglob("*") if path.is_file()} == before
-        monkeypatch.setattr("tidelog.cli.target.read_file", lambda *_: b"somebody")
+        Path("d/.tidelog.lock").write_bytes(b"somebody")
         assert main(["topic", *words, "--json"]) == 2
         error = json.loads(capsys.readouterr().err)
         assert (error["error"], error["written"]) == ("locked", False)
         assert "another process; nothing was changed" in error["message"], "a lock that names nobody"
+        engine_of(log).announce_server("http://127.0.0.1:4000")
+        assert main(["topic", *words]) == 2
+        assert capsys.readouterr().err == (
+            "tidelog: d is served at http://127.0.0.1:4000; nothing was changed, give --server http://127.0.0.1:4000 "
+            "in place of the directory, or only read: tidelog topic ls, show, read, follow and tidelog check work "
+            "beside it\n"
+        )
 
 
 @pytest.mark.parametrize("words", [*LOOKS, DRY], ids=lambda words: words[0])

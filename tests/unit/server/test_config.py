@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tidelog.errors import BadInput
-from tidelog.server.config import ServerConfig, check_config, config_from_env, config_from_file
+from tidelog.server.config import (
+    ServerConfig,
+    check_config,
+    config_from_env,
+    config_from_file,
+    keys_from_file,
+    unknown_settings,
+)
 
 BASE = ServerConfig()
 
@@ -33,9 +40,63 @@ def test_settings_are_read_from_the_environment() -> None:
     assert (config.log_format, config.host) == ("json", "127.0.0.1")
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
-def test_limit_that_does_not_parse_is_its_default(text: str) -> None:
-    assert config_from_env(BASE, {"TIDELOG_MAX_TOPICS": text}).max_topics == BASE.max_topics
+@pytest.mark.parametrize("text", ["many", "-1", "1.5", "1e3", "0x10", "1_000", "5k", "٣"])
+def test_limit_that_does_not_parse_is_rejected(text: str) -> None:
+    """A default in its place would be a limit that the operator did not set."""
+    with pytest.raises(
+        BadInput, match=f"TIDELOG_MAX_TOPICS is '{text}', it must be a whole number; the server was not"
+    ):
+        config_from_env(BASE, {"TIDELOG_MAX_TOPICS": text})
+
+
+@pytest.mark.parametrize("name", ["MAX_TOPICS", "WAL_SHARDS", "PORT"])
+def test_empty_number_is_not_set(name: str) -> None:
+    assert config_from_env(BASE, {f"TIDELOG_{name}": " "}) == BASE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("67108864", 67_108_864),
+        ("64m", 64 << 20),
+        ("64MiB", 64 << 20),
+        ("64 mib", 64 << 20),
+        ("64MB", 64_000_000),
+        ("1g", 1 << 30),
+        ("2TB", 2 * 10**12),
+        ("512B", 512),
+        ("0", 0),
+    ],
+)
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert config_from_env(BASE, {"TIDELOG_MAX_BODY_BYTES": text}).max_body_bytes == size
+    assert config_from_file(BASE, {"cold_rate_bytes": text}, "t.toml").cold_rate_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [("250", 250), ("250ms", 250), ("30s", 30_000), ("10min", 600_000), ("10m", 600_000), ("1h", 3_600_000)],
+)
+def test_times_have_units(text: str, time_ms: int) -> None:
+    assert config_from_env(BASE, {"TIDELOG_DRAIN_MS": text}).drain_ms == time_ms
+
+
+@pytest.mark.parametrize(("name", "text"), [("MAX_BODY_BYTES", "64s"), ("MAX_BODY_BYTES", "64XB"), ("DRAIN_MS", "3KB")])
+def test_unit_of_another_kind_is_rejected(name: str, text: str) -> None:
+    with pytest.raises(BadInput, match=f"TIDELOG_{name} is '{text}', it must be"):
+        config_from_env(BASE, {f"TIDELOG_{name}": text})
+
+
+def test_unknown_variable_has_a_nearest_setting() -> None:
+    environment = {"TIDELOG_MAX_TOPCIS": "3", "TIDELOG_PORT": "1", "TIDELOG_SERVER": "http://s", "OTHER": "x"}
+    assert unknown_settings(environment) == {"TIDELOG_MAX_TOPCIS": "TIDELOG_MAX_TOPICS"}
+
+
+def test_keys_of_a_file_are_one_on_each_line() -> None:
+    assert keys_from_file("# operators\n a:r \n\n\tb\r\n", "keys") == "a:r,b"
+    assert keys_from_file("# none\n", "keys") == ""
+    with pytest.raises(BadInput, match="key 2 of keys has a comma"):
+        keys_from_file("# two\na\nb,c\n", "keys")
 
 
 def test_limit_of_zero_is_kept() -> None:
@@ -70,7 +131,7 @@ def test_settings_are_read_from_a_file_by_the_same_names() -> None:
 
 
 def test_unknown_setting_in_a_file_is_rejected() -> None:
-    with pytest.raises(BadInput, match="api_key'"):
+    with pytest.raises(BadInput, match="'api_key', which is no setting; the nearest is api_keys"):
         config_from_file(BASE, {"api_key": "k"}, "t.toml")
 
 

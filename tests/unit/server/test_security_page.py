@@ -16,7 +16,10 @@ from tidelog.server.config import ServerConfig
 PAGE: Final = Path(__file__).parents[3] / "docs" / "security.md"
 PREFIX: Final = "TIDELOG_"
 LIMITS: Final = sorted(
-    {*config._LENIENT_SETTINGS, "write_timeout_ms", "turn_units", "wal_queue_max", "channel_messages_max"}
+    {
+        *(name for name in config._SETTING_TYPES if name.startswith("max_")),
+        *("write_timeout_ms", "turn_units", "wal_queue_max", "channel_messages_max"),
+    }
 )
 SECTION: Final = ("Setting", "Default")
 
