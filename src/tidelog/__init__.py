@@ -12,7 +12,7 @@ command line.
 
 from tidelog.channels import Channel, ChannelLimits
 from tidelog.database import Database, open
-from tidelog.engine import Gap, GapEntry, Group, Job, LargeData, Queue, Record, Topic, Worker, timestamp_ms
+from tidelog.engine import Gap, GapEntry, Group, GroupBatch, Job, LargeData, Queue, Record, Topic, Worker, timestamp_ms
 from tidelog.errors import Error
 from tidelog.version import __version__
 
@@ -24,6 +24,7 @@ __all__ = [
     "Gap",
     "GapEntry",
     "Group",
+    "GroupBatch",
     "Job",
     "LargeData",
     "Queue",

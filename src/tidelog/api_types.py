@@ -76,6 +76,9 @@ TagMatch: TypeAlias = Annotated[Any, described(**schema_ref("Match"))]
 NodeName: TypeAlias = Annotated[str, described(minLength=1, maxLength=NODE_BYTES_MAX)]
 PageLimit: TypeAlias = Annotated[U32, described(f"0 is {READ_LIMIT}.", maximum=READ_LIMIT_MAX)]
 PageBytes: TypeAlias = Annotated[U64, described(f"0 is {READ_BYTES}.", maximum=READ_BYTES_MAX)]
+ConsumerName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
+LeaseMs: TypeAlias = Annotated[int, Meta(ge=1, le=86_400_000)]
+LeaseIds: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]], Meta(max_length=1_000)]
 WaitMs: TypeAlias = Annotated[
     U32, described("How long to wait for a record where there is none yet.", maximum=WAIT_MS_MAX)
 ]
@@ -299,6 +302,36 @@ class Fetch(Struct):
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes)
+
+
+class ClaimRange(Struct):
+    """A claim of the next records of a group for one of its consumers."""
+
+    consumer: ConsumerName
+    limit: PageLimit = READ_LIMIT
+    lease_ms: LeaseMs = 30_000
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: WaitMs = 0
+    max_batch_bytes: PageBytes = READ_BYTES
+
+    def __post_init__(self) -> None:
+        check_u64(self.max_batch_bytes)
+
+
+class SettleRanges(Struct):
+    consumer: ConsumerName
+    lease_ids: LeaseIds
+
+
+class ExtendRanges(Struct):
+    consumer: ConsumerName
+    lease_ids: LeaseIds
+    lease_ms: LeaseMs = 30_000
+
+
+class LeaveGroup(Struct):
+    consumer: ConsumerName
 
 
 # ── numbered batches ──────────────────────────────────────────────────────────────────────────────

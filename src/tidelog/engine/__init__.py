@@ -11,7 +11,8 @@ module of functions over a `TopicState` (`topic_state.py`), which is the module 
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
     copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
-    beside  groups: cursors of consumers; queues/: jobs and leases; routing/: copies of records between topics
+    beside  groups, group_leases: cursors of consumers, and consumers that share one
+            queues/: jobs and leases; routing/: copies of records between topics
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tidelog.engine.compaction import Compacted
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.engine import Engine
 from tidelog.engine.gap_log import GapEntries, GapEntry
-from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
+from tidelog.engine.group_leases import ConsumerState
+from tidelog.engine.groups import Group, GroupBatch, GroupState, Lag, Preview, timestamp_ms
 from tidelog.engine.health import Corruption, HealthState, TaskState
 from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_read import LargeData, RecordReader
@@ -60,6 +62,7 @@ __all__ = [
     "ClaimWindow",
     "CommitFuture",
     "Compacted",
+    "ConsumerState",
     "Corruption",
     "Counts",
     "Deleted",
@@ -72,6 +75,7 @@ __all__ = [
     "GapEntries",
     "GapEntry",
     "Group",
+    "GroupBatch",
     "GroupState",
     "HealthState",
     "Job",

@@ -11,25 +11,34 @@ callers wait for it and check again, so the cursor that `expect` was compared wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple, TypeAlias
+from threading import Event
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine import read, retention, segment_listing, topic_index
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import check_topic_name
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState, GroupLeases, PageT, RangeLease
 from tidelog.engine.manifest import ConsumerRow
-from tidelog.engine.results import Page
+from tidelog.engine.read import OnGap
+from tidelog.engine.results import Page, Record
 from tidelog.engine.topic_index import Gap, GroupCursorState
 from tidelog.engine.topic_state import TopicState
-from tidelog.errors import BadInput, CursorConflict, Error, Throttled
+from tidelog.errors import BadInput, CursorConflict, Error, GapFound, Throttled
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import GroupCursor
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.wal import Commit, CommitFuture
 
 _I63_MAX: Final = (1 << 63) - 1
+LEASE_MS_MAX: Final = 86_400_000
+_CONSUMER_CHARS_MAX: Final = 255
+_READ_BYTES: Final = 1 << 20  # of one page, unless its first record is larger
+_log = logging.getLogger("tidelog.group")
+CommitMode: TypeAlias = Literal["each", "batch"]
 
 
 class timestamp_ms(int):  # noqa: N801  # reads as what it is: group.reset(timestamp_ms(1700000000000))
@@ -228,7 +237,123 @@ class Group:
     def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Page:
         """Read the records after its cursor, as `Topic.read` does. The cursor does not move: commit `next_from_seq`
         when the records are processed."""
-        return read.wait_for_page(self._topic, self.position, limit, read.parse_nodes(node), 1 << 20, timeout)
+        return read.wait_for_page(self._topic, self.position, limit, read.parse_nodes(node), _READ_BYTES, timeout)
+
+    def follow(
+        self,
+        *,
+        commit: CommitMode = "batch",
+        limit: int = 256,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+    ) -> Iterator[Record | Gap]:
+        """Yield the records after its cursor and commit them, until none arrived for `timeout` seconds; None: forever.
+
+        A record is committed when the next one is asked for: each for itself, or a batch of up to `limit` at its end.
+        After a crash the records since the last commit are yielded again. `on_gap` is that of `Topic.follow`. For one
+        reader: a second one gets CursorConflict. Several readers share a group with `consume`.
+        """
+        if commit not in get_args(CommitMode):
+            raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
+        read.check_on_gap(on_gap)
+        position = self.position
+        while True:
+            page = read.wait_for_page(self._topic, position, limit, read.parse_nodes(None), _READ_BYTES, timeout)
+            if page.gap is not None and on_gap == "fail":
+                raise GapFound(self.topic, page.gap)
+            if page.gap is not None and on_gap == "emit":
+                yield page.gap
+            for record in page.records:
+                yield record
+                if commit == "each":
+                    position = self.commit(record.seq, expect=position)
+            if page.next_from_seq == position and not page.records:
+                return
+            position = self.commit(page.next_from_seq, expect=position)
+
+    # ── shared consumption ────────────────────────────────────────────────────────────────────
+
+    def consume(
+        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+    ) -> Iterator[GroupBatch]:
+        """Yield batches of records that no other consumer of the group has, until none came for `timeout` seconds;
+        None: forever.
+
+        A batch is acked when the next one is asked for, and the cursor follows the acks. A loop that ends early returns
+        its last batch, unless it called `ack` itself. Batches of a consumer that crashed go to others after `lease_ms`.
+        """
+        while (claimed := self.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
+            try:
+                yield claimed
+            except BaseException:
+                claimed.release()
+                raise
+            if not claimed.is_settled and not claimed.ack():
+                _log.warning(
+                    "%s: the lease of consumer %s of group %s on records %d to %d ended before they were processed; "
+                    "they are delivered again. Give a longer lease_ms, or call extend",
+                    *(self.topic, consumer, self.name, claimed.first_seq, claimed.last_seq),
+                )
+
+    def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+    ) -> GroupBatch | None:
+        """Lease the next records to a consumer, or those that another one did not finish; None if there are none
+        within `timeout` seconds."""
+        topic, leases, clock = self._topic, self._leases, self._topic.context.clock
+        woken = Event()
+        until_ms = None if timeout is None else clock.monotonic_ms() + int(timeout * 1000)
+        if timeout != 0:
+            topic.add_listener(woken.set)  # before the first claim
+            leases.add_listener(woken.set)
+        try:
+            while True:
+                woken.clear()
+                claimed = claim_range(
+                    self,
+                    consumer,
+                    lambda from_seq, to_seq: read.read_page(
+                        topic, from_seq, limit, read.parse_nodes(None), _READ_BYTES, to_seq=to_seq
+                    ),
+                    lease_ms=lease_ms,
+                )
+                if claimed is not None:
+                    return GroupBatch(self, *claimed)
+                now_ms, ends_ms = clock.monotonic_ms(), leases.next_deadline_ms()
+                if until_ms is not None and now_ms >= until_ms:
+                    return None
+                pauses = [at_ms - now_ms for at_ms in (until_ms, ends_ms) if at_ms is not None]
+                woken.wait(max(min(pauses), 1) / 1000 if pauses else None)
+        finally:
+            topic.remove_listener(woken.set)
+            leases.remove_listener(woken.set)
+
+    def ack(self, consumer: str, lease_id: int) -> bool:
+        """Finish a leased range and move the cursor past all that are finished, durable as the topic's class says.
+        False: the lease ended, and its records are delivered again."""
+        return self._leases.ack(consumer, lease_id, lambda seq, expect: self.commit(seq, expect=expect))
+
+    def release(self, consumer: str, lease_id: int) -> bool:
+        """Return a leased range; the next claim gets it. False: the lease ended before."""
+        return self._leases.release(consumer, lease_id)
+
+    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> bool:
+        """Let a lease end `lease_ms` from now. False: it ended before."""
+        check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
+        return self._leases.extend(consumer, lease_id, lease_ms)
+
+    def leave(self, consumer: str) -> int:
+        """Return all ranges of a consumer to the others; the number of them."""
+        return self._leases.leave(consumer)
+
+    def consumers(self) -> list[ConsumerState]:
+        """The consumers that have leases now, by name."""
+        return self._leases.consumers()
+
+    @property
+    def _leases(self) -> GroupLeases:
+        with self._topic.lock:
+            return self._topic.group_leases.setdefault(self.name, GroupLeases(self._topic, self.name))
 
     def commit(self, seq: int, *, expect: int | None = None) -> int:
         """Move the cursor to `seq`: everything up to it was processed. Durable as the topic's class says.
@@ -355,6 +480,60 @@ class Group:
         return CursorConflict(
             self.topic, self.name, seq=seq, position=position, head_seq=self._topic.index.head, reason=reason
         )
+
+
+class GroupBatch:
+    """Records that are leased to one consumer of a group, from `claim` and `consume`. Iterates over its records."""
+
+    def __init__(self, group: Group, lease: RangeLease, page: Page) -> None:
+        self._group = group
+        self.records, self.gap = page.records, page.gap
+        self.lease_id, self.consumer = lease.lease_id, lease.consumer
+        self.first_seq, self.last_seq = lease.first_seq, lease.last_seq
+        self.is_settled = False  # acked or released, or found void by one of them
+
+    def __repr__(self) -> str:
+        return f"<{len(self.records)} records of group {self._group.name!r}, {self.first_seq} to {self.last_seq}>"
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def ack(self) -> bool:
+        """Finish the records; False: the lease ended, and they are delivered again."""
+        self.is_settled = True
+        return self._group.ack(self.consumer, self.lease_id)
+
+    def release(self) -> bool:
+        """Return the records to the group; False: the lease ended before."""
+        self.is_settled = True
+        return self._group.release(self.consumer, self.lease_id)
+
+    def extend(self, lease_ms: int = LEASE_MS_DEFAULT) -> bool:
+        """Keep the records for `lease_ms` from now; False: the lease ended before."""
+        return self._group.extend(self.consumer, self.lease_id, lease_ms)
+
+
+def leases_of(group: Group) -> GroupLeases:
+    """Return the ranges that consumers of a group have leased, for a caller that waits on an event loop."""
+    return group._leases
+
+
+def claim_range(
+    group: Group, consumer: str, read_range: Callable[[int, int | None], PageT], *, lease_ms: int
+) -> tuple[RangeLease, PageT] | None:
+    """`Group.claim` of records in the form that `read_range(from_seq, to_seq)` returns, without waiting."""
+    if not 0 < len(consumer) <= _CONSUMER_CHARS_MAX:
+        raise BadInput(
+            f"a consumer has a name of 1 to {_CONSUMER_CHARS_MAX} characters, not {consumer!r:.80}; nothing was leased"
+        )
+    check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
+    topic = group._topic
+    topic.check_writable()
+    topic.context.shard(topic.id)  # raises where nothing can be written
+    return group._leases.claim(consumer, lease_ms, read_range)
 
 
 def _group_info(topic: TopicState, name: str) -> tuple[GroupState, int]:

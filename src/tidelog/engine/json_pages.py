@@ -73,13 +73,14 @@ def read_json_page(
     bytes_max: int,
     show: FieldSelection,
     *,
+    to_seq: int | None = None,
     strong: bool = False,
 ) -> JsonPage:
-    """Read the records after `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
-    page = _read_fast(topic, from_seq, limit, bytes_max, strong=strong) if show.data else None
+    """Read the records after `from_seq`, up to `to_seq`, as text: at most `limit` and about `bytes_max` bytes."""
+    page = _read_fast(topic, from_seq, limit, bytes_max, strong=strong) if show.data and to_seq is None else None
     if page is not None:
         return page
-    scan = TopicScan(topic, from_seq, nodes, strong=strong)
+    scan = TopicScan(topic, from_seq, nodes, to_seq, strong=strong)
     texts = [
         json_rows.encode_rows(chunk.rows, chunk.json, show)
         for chunk in scan.iter_chunks(limit, bytes_max)

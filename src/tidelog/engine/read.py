@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -483,12 +483,20 @@ def parse_nodes(node: str | Sequence[str] | None) -> frozenset[bytes]:
 
 
 def read_page(
-    topic: TopicState, from_seq: int, limit: int, nodes: ExcludedNodes, bytes_max: int, *, strong: bool = False
+    topic: TopicState,
+    from_seq: int,
+    limit: int,
+    nodes: ExcludedNodes,
+    bytes_max: int,
+    *,
+    to_seq: int | None = None,
+    strong: bool = False,
 ) -> Page:
-    """Read the records after `from_seq`: at most `limit` and about `bytes_max`, at least one if there is one."""
+    """Read the records after `from_seq`, up to `to_seq`: at most `limit` and about `bytes_max`, at least one if there
+    is one."""
     check_int("limit", limit, 1, SEQ_MAX)
     check_int("bytes_max", bytes_max, 1, SEQ_MAX)
-    scan = TopicScan(topic, from_seq, nodes, strong=strong)
+    scan = TopicScan(topic, from_seq, nodes, to_seq, strong=strong)
     records = [record for chunk in scan.iter_chunks(limit, bytes_max) for record in chunk_records(topic, chunk)]
     retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
     return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
@@ -630,6 +638,11 @@ def _reload_if_changed(topic: TopicState) -> None:
         _adopt_reloaded(topic, topics)
 
 
+def check_on_gap(on_gap: OnGap) -> None:
+    if on_gap not in get_args(OnGap):
+        raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
+
+
 def follow_records(
     topic: TopicState,
     from_seq: int,
@@ -640,8 +653,7 @@ def follow_records(
     strong: bool = False,
 ) -> Iterator[Record | Gap]:
     """Yield records as they arrive, forever or until none arrived for `timeout` seconds."""
-    if on_gap not in ("fail", "emit", "skip"):
-        raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
+    check_on_gap(on_gap)
     while True:
         page = wait_for_page(topic, from_seq, 1000, nodes, 1 << 20, timeout, strong=strong)
         if page.gap is not None and on_gap == "fail":

@@ -132,10 +132,13 @@ class TopicOperations:
         *,
         nodes: ExcludedNodes = frozenset(),
         show: FieldSelection,
+        to_seq: int | None = None,
         strong: bool = False,
     ) -> JsonPage:
         """`read`, with records as JSON text that is ready to be sent."""
-        return json_pages.read_json_page(self._state, from_seq, limit, nodes, bytes_max, show, strong=strong)
+        return json_pages.read_json_page(
+            self._state, from_seq, limit, nodes, bytes_max, show, to_seq=to_seq, strong=strong
+        )
 
     def read_cached_json(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> JsonPage | None:
         """`read_json` with all fields, if the records are plain JSON data in memory. None decides nothing: ask

@@ -42,6 +42,7 @@ from tidelog.formats import control_frames, frame
 from tidelog.wal import Commit, CommitFuture, Shard, WalRange
 
 if TYPE_CHECKING:
+    from tidelog.engine.group_leases import GroupLeases
     from tidelog.engine.queues.leases import QueueSnapshot
     from tidelog.engine.queues.queue_state import QueueState
     from tidelog.engine.read import WalWatch
@@ -202,6 +203,7 @@ class TopicState:
         self.index = TopicIndex()
         self.quota = Quota(0) if name.startswith(OWN) else context.quota  # internal topics are outside of the quota
         self.groups: dict[str, GroupCursorState] = {}
+        self.group_leases: dict[str, GroupLeases] = {}  # of groups with several consumers
         self.pending_cursor_commits: dict[str, CommitFuture[None]] = {}  # cursor moves on their way to the WAL
         self.producers: ProducerState[CommitFuture[Appended]] = ProducerState()
         self.had_retention_hold = False  # a group has had a hold: cap floors do not follow from the records alone
@@ -460,9 +462,8 @@ class TopicState:
         """Close the topic in a forked child: every lock of the topic raises Forked."""
         state = self.queue_state
         queue_parts = () if state is None else (state, state.history, state.claim_window)
-        process.poison_locks(
-            self.context.root, pid, self, self._key_index, *queue_parts, *self.downstream, self.upstream
-        )
+        parts = (self._key_index, *queue_parts, *self.downstream, self.upstream, *self.group_leases.values())
+        process.poison_locks(self.context.root, pid, self, *parts)
 
     def notify_listeners(self) -> None:
         if self._listeners:

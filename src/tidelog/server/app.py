@@ -38,6 +38,7 @@ from tidelog.server.handlers import (
     backups,
     bulk_write,
     channels,
+    group_leases,
     large_records,
     queues,
     records,
@@ -146,6 +147,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/groups/{group}/commit", "topics", {"POST": Endpoint(topics.commit_group, _WRITE)}),
     Route("/v0/topics/{topic}/groups/{group}/fetch", "topics", {"POST": Endpoint(topics.fetch_group, _READ)}),
     Route("/v0/topics/{topic}/groups/{group}/reset", "topics", {"POST": Endpoint(topics.reset_group, _WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/claim", "topics", {"POST": Endpoint(group_leases.claim, _READ_WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/ack", "topics", {"POST": Endpoint(group_leases.ack, _WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/release", "topics", {"POST": Endpoint(group_leases.release, _WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/extend", "topics", {"POST": Endpoint(group_leases.extend, _WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/leave", "topics", {"POST": Endpoint(group_leases.leave, _WRITE)}),
+    Route(
+        "/v0/topics/{topic}/groups/{group}/consumers", "topics", {"GET": Endpoint(group_leases.list_consumers, _READ)}
+    ),
     Route(
         "/v0/topics/{topic}/batches",
         "topics",

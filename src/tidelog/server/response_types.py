@@ -521,6 +521,48 @@ class GroupCommitted(TopicBody):
     position: Count
 
 
+class RangeLease(Part):
+    lease_id: Count
+    consumer: str
+    first_seq: Count
+    last_seq: Count
+    lease_ms: Count
+
+
+class RangeClaimed(TopicBody):
+    lease: Annotated[RangeLease | None, described("null: there is no record now.")]
+    records: list[Record]
+    tombstone: Tombstone | UnsetType | None = UNSET
+    next_from_seq: Count | UnsetType = UNSET
+    head_seq: Count | UnsetType = UNSET
+    earliest_seq: Count | UnsetType = UNSET
+    caught_up: bool | UnsetType = UNSET
+    lag: Count | UnsetType = UNSET
+
+
+class RangesSettled(TopicBody):
+    settled: Count
+    void: Annotated[list[Count], described("Leases that had ended.")]
+    position: Position
+
+
+class GroupLeft(TopicBody):
+    group: str
+    returned: Annotated[Count, described("How many leased ranges went back to the group.")]
+
+
+class Consumer(Part):
+    consumer: str
+    leases: Count
+    first_seq: Count
+    last_seq: Count
+
+
+class ConsumerList(TopicBody):
+    group: str
+    consumers: list[Consumer]
+
+
 class GroupReset(TopicBody, rename={"from_": "from"}):
     group: str
     from_: Count
