@@ -81,6 +81,7 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
         topic.segments(),
         *(topic.gaps()[0], jobs[0], queue.counts(), queue.ack("worker", jobs), queue.history()),
         *(database.router("r", "orders", "copies"), group.state(), group.lag(), group.preview(0)),
+        *(group.claim("worker", 1), group.consumers()[0]),
         *(topic.rewrite(), topic.erase(seqs=[3])),
         *(database.report, database.health(), database.topic("large").read().records[0].data),
         *backup_values(database, disk),
