@@ -445,10 +445,16 @@ class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
     def __init__(
-        self, store: str, reason: str, *, undone: str = "nothing was changed", step: str | None = None
+        self,
+        store: str,
+        reason: str,
+        *,
+        undone: str = "nothing was changed",
+        step: str | None = None,
+        kind: str = "segment store",
     ) -> None:
         super().__init__(
-            f"the segment store {store} cannot be used: {reason}; {undone}, "
+            f"the {kind} {store} cannot be used: {reason}; {undone}, "
             f"{step or 'check the network and the store, then retry'}"
         )
         self.store, self.reason = store, reason

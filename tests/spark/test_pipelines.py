@@ -207,7 +207,7 @@ def test_killed_spark_driver_leaves_no_files(tmp_path: Path) -> None:
         "import os, signal; from tidelog import pipelines\n"
         "def step(name):\n"
         "    if name == 'rename a file': os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"pipelines.export({bench.data!r}, 'orders', {bench.table!r}, master='local[1]', step=step,\n"
+        f"pipelines.export({bench.data!r}, 'orders', {bench.table!r}, format='parquet', master='local[1]', step=step,\n"
         "                 sizes=pipelines.Sizes(20_000, 1_000, 80_000))\n"
     )
     done = subprocess.run([sys.executable, "-c", killed], capture_output=True, text=True, timeout=200)

@@ -1,7 +1,8 @@
 """`tidelog pipeline …`: jobs that run on Spark. Spark is imported only when one of them starts.
 
-`export` runs once, or continuously until SIGTERM, which ends it between two commits. During a job Spark handles Ctrl-C:
-it ends the job, and the next run repeats that commit from its beginning. All other jobs end by themselves.
+`export` runs once, or with `--follow` continuously until SIGTERM, which ends it between two commits. During a job Spark
+handles Ctrl-C: it ends the job, and the next run repeats that commit from its beginning. All other jobs end by
+themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def export(args: Namespace, screen: Screen) -> int:
             bad=args.bad,
             on_gap=args.on_gap,
             sizes=sizes,
-            pause=None if args.once else lambda idle: stopping.wait(args.every / 1000 if idle else 0),
+            storage_options=dict(args.storage_options),
+            pause=(lambda idle: stopping.wait(args.every / 1000 if idle else 0)) if args.follow else None,
             master=args.master,
             conf=dict(args.conf),
             progress=bar,
@@ -81,6 +83,7 @@ def reconcile(args: Namespace, screen: Screen) -> int:
             args.where,
             args.topic,
             args.table,
+            storage_options=dict(args.storage_options),
             key=args.key,
             repair=args.repair,
             master=args.master,
@@ -176,6 +179,7 @@ def backfill(args: Namespace, screen: Screen) -> int:
             first=args.first,
             until=args.until,
             table_format=args.table_format,
+            storage_options=dict(args.storage_options),
             key=args.key,
             target_key=args.target_key,
             master=args.master,
@@ -265,7 +269,7 @@ def add(commands: Commands) -> None:
         "(--master).\n"
         "WHERE is a directory of topics or the address of a server. No jar is needed, and no Spark but the\n"
         "Python package: pip install 'tidelog[spark,lake]'.",
-        first_steps="start here:\n  $ tidelog pipeline export data orders table --once\n"
+        first_steps="start here:\n  $ tidelog pipeline export data orders table\n"
         "  $ tidelog pipeline reconcile data orders table\n",
     )
     _add_export(verbs)
@@ -306,26 +310,53 @@ def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
         parser.add_argument("--key", help="of the server, where it asks for one")
 
 
+def _add_storage_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--storage-option",
+        dest="storage_options",
+        action="append",
+        type=parse_storage_option,
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the table's object store, as deltalake or pyarrow call it; repeatable. Without them the environment "
+        "(AWS_ACCESS_KEY_ID …) counts",
+    )
+
+
+def parse_storage_option(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE. An error does not show the value, which may be secret."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ArgumentTypeError("it is written NAME=VALUE, as in --storage-option AWS_REGION=eu-central-1")
+    return name, value
+
+
 def _add_export(subcommands: Commands) -> None:
     parser = add_command(
         subcommands,
         "export",
         export,
         summary="a topic into a table, exactly once",
-        description="Bring a topic into TABLE, a directory of Parquet files or a Delta table, and go on with it as "
-        "records\n"
-        "come. How far it is stands in the table's own commits and nowhere else: a run that was killed, or whose\n"
+        description="Bring a topic into TABLE, a Delta table or a directory of Parquet files, in a directory or a "
+        "bucket\n"
+        "(s3://, gs://, abfs://), up to its present end; with --follow go on with it as records come. How far it\n"
+        "is stands in the table's own commits and nowhere else: a run that was killed, or whose\n"
         "files were half written, is taken up by the next one without a row lost or doubled.\n"
         "With --schema or --infer the fields of JSON records become columns.",
-        examples="tidelog pipeline export data orders table --once\n"
-        "tidelog pipeline export http://127.0.0.1:4000 orders lake/orders --format delta --infer --bad quarantine",
+        examples="tidelog pipeline export data orders table\n"
+        "tidelog pipeline export data orders s3://lake/orders --storage-option AWS_REGION=eu-central-1\n"
+        "tidelog pipeline export http://127.0.0.1:4000 orders lake/orders --follow --infer --bad quarantine",
     )
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
         parser.add_argument(name, metavar=about)
-    parser.add_argument("--format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
-    parser.add_argument("--once", action="store_true", help="end when the table holds what the topic holds now")
+    parser.add_argument("--format", choices=("delta", "parquet"), help="of a table that is new (delta)")
+    runs = parser.add_mutually_exclusive_group()
+    runs.add_argument(
+        "--once", action="store_true", help="end when the table holds what the topic holds now (the default)"
+    )
+    runs.add_argument("--follow", action="store_true", help="go on as records come, until Ctrl-C or SIGTERM")
     parser.add_argument(
-        "--every", type=parse_age_ms, default=5_000, metavar="AGE", help="look for new records so often (5s)"
+        "--every", type=parse_age_ms, default=5_000, metavar="AGE", help="with --follow: look so often (5s)"
     )
     parser.add_argument(
         "--file-bytes", type=parse_size, default=128 << 20, metavar="SIZE", help="of the log in a file (128m)"
@@ -344,6 +375,7 @@ def _add_export(subcommands: Commands) -> None:
     parser.add_argument(
         "--on-gap", choices=("fail", "skip"), default="fail", help="records lost before they were read (fail)"
     )
+    _add_storage_options(parser)
     _add_spark_options(parser)
 
 
@@ -362,6 +394,7 @@ def _add_reconcile(subcommands: Commands) -> None:
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
         parser.add_argument(name, metavar=about)
     parser.add_argument("--repair", action="store_true", help="make ranges again that differ")
+    _add_storage_options(parser)
     _add_spark_options(parser)
 
 
@@ -405,8 +438,9 @@ def _add_backfill(subcommands: Commands) -> None:
     parser.add_argument("--work-dir", metavar="DIR", help="where rows are staged (.tidelog-backfill/JOB)")
     parser.add_argument("--first", type=parse_count, metavar="SEQ", help="of the source's topic; the earliest")
     parser.add_argument("--until", type=parse_count, metavar="SEQ", help="of the source's topic, included; its end now")
-    parser.add_argument("--table-format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
+    parser.add_argument("--table-format", choices=("delta", "parquet"), help="of a table that is new (delta)")
     parser.add_argument("--target-key", help="of the server that is written to")
+    _add_storage_options(parser)
     _add_spark_options(parser)
 
 

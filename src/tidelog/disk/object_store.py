@@ -41,6 +41,16 @@ _DENIED: Final = re.compile(
     r"|Permission denied|PERMISSION_DENIED|AccessControlException|HTTP status 40[13]\b|\b403 Forbidden"
 )
 _OPEN_FILES_MAX: Final = 256
+STORE_ERRORS: Final = (OSError, ValueError, pa.ArrowException)  # what calls of pyarrow raise
+
+
+def store_error(kind: str, address: str, text: str, error: Exception) -> StoreUnavailable:
+    """Return the error for what a store answered. `text`: its message, without secrets; `kind`: of the store."""
+    text = text[:400]
+    if isinstance(error, PermissionError) or _DENIED.search(text):
+        step = "check the bucket, the credentials (AWS_ACCESS_KEY_ID and so on) and their rights, then retry"
+        return StoreDenied(address, text, step=step, kind=kind)
+    return StoreUnavailable(address, text, kind=kind)
 
 
 def open_file_system(address: str, *, timeout_s: float = 60.0) -> tuple[FileSystem, str]:
@@ -200,7 +210,8 @@ class ObjectStore:
         where they do not know the access key."""
         bucket = self._root.partition("/")[0]
         if bucket and self._call(lambda: self._store.get_file_info(bucket)).type == FileType.NotFound:
-            raise self._denied_error(f"there is no bucket {bucket!r}, or it does not know the credentials")
+            reason = f"there is no bucket {bucket!r}, or it does not know the credentials"
+            raise store_error("segment store", self.address, reason, PermissionError())
 
     def length(self, key: str, /) -> int | None:
         path = join(self._root, check_key(key))
@@ -238,14 +249,8 @@ class ObjectStore:
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException) as error:
-            text = _without_secrets(str(error), self._address)[:400]
-            if isinstance(error, PermissionError) or _DENIED.search(text):
-                raise self._denied_error(text) from None
-            raise StoreUnavailable(self.address, text) from None
-
-    def _denied_error(self, reason: str) -> StoreDenied:
-        step = "check the bucket, the credentials (AWS_ACCESS_KEY_ID and so on) and their rights, then retry"
-        return StoreDenied(self.address, reason, step=step)
+            text = _without_secrets(str(error), self._address)
+            raise store_error("segment store", self.address, text, error) from None
 
 
 class ObjectStoreFile:

@@ -1,14 +1,16 @@
 """The jobs as functions. Each job is in its own module.
 
-`where` is a directory or the address of a server or an object store. `spark` is a session to run on, also one of Spark
-Connect; without one, a session is started with `master` and the settings `conf` and stopped at the end. The default of
-`master` is that of spark-submit where it runs this program, and this machine elsewhere.
+`where` is a directory or the address of a server or an object store; a table is in a directory or in an object store,
+with `storage_options`. `spark` is a session to run on, also one of Spark Connect; without one, a session is started
+with `master` and the settings `conf` and stopped at the end. The default of `master` is that of spark-submit where it
+runs this program, and this machine elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from threading import Event
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.errors import PySparkException
@@ -20,8 +22,10 @@ import tidelog.spark
 from tidelog import addresses
 from tidelog.addresses import Location
 from tidelog.clock import SystemClock
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.store_options import TABLE_SCHEMES
 from tidelog.errors import BadInput, NotFound, TopicNotFound
 from tidelog.pipelines import backfill_job, record_mapping, table_formats
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
@@ -31,8 +35,9 @@ from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
 from tidelog.pipelines.scrub_job import Scrubbed, run_scrub
 from tidelog.pipelines.spark_tasks import SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
-from tidelog.pipelines.table_formats import delta, interface
+from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
+from tidelog.pipelines.table_source import read_table
 from tidelog.spark import backends, decode
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
@@ -42,6 +47,8 @@ from tidelog.spark.spark_session import is_connect, is_local_master
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
+StorageOptions: TypeAlias = Mapping[str, str] | None
+_FOLLOW_PAUSE_S: Final = 5.0
 COLUMNS_WITH_IS_JSON: Final = (*COLUMNS, IS_JSON)  # from topic to topic: JSON stays JSON
 
 
@@ -85,8 +92,8 @@ def job_session(
             session.stop()
 
 
-def _job_context(spark: SparkSession, step: OnStep) -> JobContext:
-    return JobContext(SparkTaskRunner(spark), PosixDisk(), SystemClock(), step)
+def _job_context(spark: SparkSession, disk: Disk, step: OnStep) -> JobContext:
+    return JobContext(SparkTaskRunner(spark), disk, SystemClock(), step)
 
 
 def export(
@@ -95,12 +102,14 @@ def export(
     table: str,
     *,
     format: Format | None = None,
+    storage_options: StorageOptions = None,
     key: str | None = None,
     schema: StructType | str | None = None,
     infer: bool = False,
     bad: BadRecordPolicy = "rescue",
     on_gap: Literal["fail", "skip"] = "fail",
     sizes: Sizes | None = None,
+    follow: bool = False,
     pause: ShouldStop | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
@@ -108,23 +117,38 @@ def export(
     progress: Progress | None = None,
     step: OnStep = interface.no_step,
 ) -> Exported:
-    """Export a topic into a table, from the end of the table to the end of the topic. With `pause` the job continues
-    until `pause` returns true; it is called after every round and waits where nothing was exported."""
-    table = addresses.absolute_path(table, "the table")
+    """Export a topic into a table, from the end of the table to the end of the topic.
+
+    Args:
+        table: a directory, or an address in an object store (s3://bucket/lake/orders, gs:, abfs:).
+        format: of a new table, delta (the default) or parquet.
+        storage_options: credentials and endpoints of the object store, as deltalake or pyarrow call them.
+        follow: continue as records come, until the process is interrupted.
+        pause: continue until it returns true; it is called after every round, with true where nothing was exported, and
+            waits there. Without it `follow` waits 5 s.
+    """
+    place = table_formats.find_place(table, "the table", storage_options)
+    if follow and pause is None:
+        pause = _wait_when_idle
     location = Location.parse(where, key)
     options = _read_options(location, topic, on_gap)
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
     _find_topic(location, topic, where)
-    with job_session(spark, master, conf) as live, closing(_open_table(table, format, step)) as into:
+    with closing(_open_table(place, format, step)) as into, job_session(spark, master, conf) as live:
 
         def make_mapping(backend: Backend) -> RecordMapping:
             if infer:
                 return record_mapping.new_mapping(decode.infer_fields(sample_data(backend, options)), bad)
             return record_mapping.new_mapping(_parse_schema(schema) if isinstance(schema, str) else schema, bad)
 
-        with closing(ExportJob(options, into, make_mapping, _job_context(live, step), sizes)) as job:
+        context = _job_context(live, place.disk, step)
+        with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
             return job.run(progress, should_stop=pause)
+
+
+def _wait_when_idle(is_idle: bool) -> bool:
+    return Event().wait(_FOLLOW_PAUSE_S if is_idle else 0)
 
 
 def _parse_schema(schema: str) -> StructType:
@@ -140,8 +164,19 @@ def _parse_schema(schema: str) -> StructType:
     return found
 
 
-def _open_table(path: str, format: Format | None, step: OnStep, *, write: bool = True) -> interface.Table:
-    return table_formats.open_table(PosixDisk(), path, format, write=write, step=step)
+def _open_table(place: Place, format: Format | None, step: OnStep, *, write: bool = True) -> interface.Table:
+    return table_formats.open_table(place.disk, place.path, format, write=write, step=step)
+
+
+def read(
+    spark: SparkSession, table: str, *, version: int | None = None, storage_options: StorageOptions = None
+) -> DataFrame:
+    """Load a table as a DataFrame, without a jar: as it is now, or a version of a Delta table.
+
+    Example:
+        >>> pipelines.read(spark, "s3://bucket/lake/orders").where("seq > 100").show()
+    """
+    return read_table(spark, table_formats.find_place(table, "the table", storage_options), version)
 
 
 def reconcile(
@@ -149,6 +184,7 @@ def reconcile(
     topic: str,
     table: str,
     *,
+    storage_options: StorageOptions = None,
     key: str | None = None,
     repair: bool = False,
     spark: SparkSession | None = None,
@@ -158,12 +194,12 @@ def reconcile(
     step: OnStep = interface.no_step,
 ) -> Reconciled:
     """Compare a table with its topic and show the first difference; with `repair`, rewrite the ranges that differ."""
-    table = addresses.absolute_path(table, "the table")
+    place = table_formats.find_place(table, "the table", storage_options)
     options = _read_options(Location.parse(where, key), topic)
     with (
-        closing(_open_table(table, None, step, write=repair)) as into,
+        closing(_open_table(place, None, step, write=repair)) as into,
         job_session(spark, master, conf) as live,
-        closing(ReconcileJob(options, into, _job_context(live, step))) as job,
+        closing(ReconcileJob(options, into, _job_context(live, place.disk, step))) as job,
     ):
         return job.run(repair=repair, progress=progress)
 
@@ -215,6 +251,7 @@ def backfill(
     first: int | None = None,
     until: int | None = None,
     table_format: Format | None = None,
+    storage_options: StorageOptions = None,
     key: str | None = None,
     target_key: str | None = None,
     spark: SparkSession | None = None,
@@ -236,25 +273,33 @@ def backfill(
     other input is refused.
     """
     from_location = None if from_topic is None else Location.parse(source, key)
-    source = addresses.absolute_path(source, "the source") if from_location is None else from_location.address
+    from_place = None if from_location is not None else _find_place(source, "the source", storage_options)
+    source = from_location.address if from_location is not None else from_place.path if from_place else source
     into_server = topic is not None and Location(target).is_server
-    target = target if into_server else addresses.absolute_path(target, "the target")
+    to_place = None if topic is not None else _find_place(target, "the target", storage_options)
+    if to_place is not None:
+        target = to_place.path
+    elif not into_server:
+        target = addresses.absolute_path(target, "the target")
+    work = _find_place(work_dir or f".tidelog-backfill/{job}", "the working directory", storage_options)
     name = function_name or (f"{function.__module__}:{function.__qualname__}" if function is not None else None)
     request = BackfillRequest(
         job,
         topic,
         JobInput(source, target, from_topic, format, first, until, name),
         function,
-        addresses.absolute_path(work_dir or f".tidelog-backfill/{job}", "the working directory"),
+        work.path,
     )
     with job_session(spark, master, conf) as live:
-        context = _job_context(live, step)
-        if topic is None:
+        if to_place is not None:
+            context = _job_context(live, to_place.disk, step)
             return _backfill_table(live, context, request, from_location, table_format)
+        context = _job_context(live, work.disk, step)
 
         def rows() -> RowSource:
             if from_topic is None or from_location is None:
-                return _file_source(live, source, format)
+                assert from_place is not None, "a source without a topic is files or a table"
+                return _file_source(live, from_place, format)
             snapshot = _find_topic(from_location, from_topic, source)
             low = max(first if first is not None else snapshot.evict_floor, snapshot.first_seq)
             high = min(snapshot.next_seq if until is None else until + 1, snapshot.next_seq)
@@ -284,13 +329,27 @@ def _read_range(
     )
 
 
-def _file_source(spark: SparkSession, path: str, format: FileFormat | None) -> RowSource:
+def _find_place(text: str, what: str, storage_options: StorageOptions) -> Place:
+    """Return a place of a job that has several: the storage options are for those of them in an object store."""
+    is_bucket = addresses.scheme_of(text) in TABLE_SCHEMES
+    return table_formats.find_place(text, what, storage_options if is_bucket else None)
+
+
+def _file_source(spark: SparkSession, place: Place, format: FileFormat | None) -> RowSource:
+    disk, path = place
     kind = format or next((kind for kind in ("parquet", "json", "csv") if path.rstrip("/").endswith(kind)), None)
-    if PosixDisk().stat(path) is None:
+    if disk.stat(path) is None:
         raise NotFound(f"there is nothing at {path}; nothing was written, check the path")
-    if kind == "delta" or table_formats.detect_format(PosixDisk(), path) == "delta":
-        table = delta.latest_version(path)
-        return RowSource(lambda: delta.read_frame(spark, path, table.version), content=table.description)
+    if kind == "delta" or table_formats.detect_format(disk, path) == "delta":
+        table = delta.latest_version(disk, path)
+        return RowSource(lambda: read_table(spark, place, table.version), content=table.description)
+    if isinstance(disk, BucketDisk):
+        if kind not in (None, "parquet") or table_formats.detect_format(disk, path) is None:
+            raise BadInput(
+                f"{path} is read without a jar only as a Delta or a Parquet table; nothing was written, copy {kind} "
+                "files to a directory first"
+            )
+        return RowSource(lambda: read_table(spark, place), content=_fingerprint_files(disk, path))
     if kind is None:
         raise BadInput(
             f"{path}: its name does not say what it is; nothing was written, give the format (parquet, json, csv)"
@@ -298,7 +357,7 @@ def _file_source(spark: SparkSession, path: str, format: FileFormat | None) -> R
     reader: Any = spark.read
     if kind == "csv":
         reader = reader.option("header", "true").option("inferSchema", "true")
-    return RowSource(lambda: getattr(reader, kind)(path), content=_fingerprint_files(PosixDisk(), path))
+    return RowSource(lambda: getattr(reader, kind)(path), content=_fingerprint_files(disk, path))
 
 
 def _fingerprint_files(disk: Disk, path: str) -> str:
@@ -332,7 +391,7 @@ def _backfill_table(
         )
     topic = given.from_topic
     snapshot = _find_topic(source, topic, given.source)
-    with closing(_open_table(given.target, format, context.on_step)) as table:
+    with closing(_open_table(Place(context.disk, given.target), format, context.on_step)) as table:
         return backfill_job.backfill_table(
             request, snapshot, lambda low, high: _read_range(spark, source, topic, low, high), table, context
         )

@@ -443,7 +443,7 @@ def _stage_source(
     context.on_step("stage")
     frame = source.load_frame() if request.function is None else request.function(source.load_frame())
     stage = partial(_stage_partition, context.disk, work_dir, transforms.has_is_json(frame))
-    results = spark_tasks.run_on_partitions(transforms.records(frame), stage, join(work_dir, "answers"))
+    results = spark_tasks.run_on_partitions(transforms.records(frame), stage, context.disk, join(work_dir, "answers"))
     found = [msgspec.json.decode(result, type=StagedFile) for result in results]
     files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
     now = f"{context.clock.now_us():016x}"
@@ -491,7 +491,10 @@ def backfill_table(
     target = export_job.CommitTarget(table.path, table.format, mapping, footer, context.disk)
     context.on_step("write files")
     results = spark_tasks.run_on_partitions(
-        rows, partial(export_job.write_frame_partition, target, first, stop), _results_path(table.path, context.disk)
+        rows,
+        partial(export_job.write_frame_partition, target, first, stop),
+        context.disk,
+        _results_path(table.path, context.disk),
     )
     files = [msgspec.json.decode(result, type=DataFile) for result in results]
     commit = Commit(

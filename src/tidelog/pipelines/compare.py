@@ -284,7 +284,7 @@ def read_table_rows(task: ComparisonTask) -> Iterator[pa.RecordBatch]:
     """Read the rows of the table."""
     first, stop = (None, None) if task.is_transformed else (task.first, task.stop)
     if task.version is not None:
-        yield from delta.read_rows(task.path, task.version, first, stop, task.mapping.arrow)
+        yield from delta.read_rows(task.disk, task.path, task.version, first, stop, task.mapping.arrow)
         return
     own = () if task.is_transformed else tuple(file.name for file in task.committed_files)
     names = (*own, *task.other_names)

@@ -308,7 +308,7 @@ class ReconcileJob:
     def _count_beyond(self, foreign: dict[str, tuple[int, int]], first: int, stop: int) -> int:
         version = self._table.scan_version()
         if version is not None:
-            return delta.count_rows_outside(self._table.path, version, first, stop)
+            return delta.count_rows_outside(self._context.disk, self._table.path, version, first, stop)
         names = [name for name, (low, high) in foreign.items() if low < first or high >= stop]
         found = 0
         for batch in parquet.read_batches(self._context.disk, self._table.path, names, None, None):

@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 
 from tidelog import errors
 from tidelog.disk.durability import read_file, remove_if_exists, replace_file
-from tidelog.disk.posix import PosixDisk
-from tidelog.errors import Damaged, DiskFull, Error, Refused
+from tidelog.disk.interface import Disk
+from tidelog.errors import Damaged, DiskFull, Error, Refused, StoreUnavailable
 from tidelog.spark.executors import ExecutorFunction, reduce_object
 from tidelog.spark.spark_session import is_connect
 
@@ -59,7 +59,7 @@ class TaskError(NamedTuple):
 def run_guarded(function: Callable[[T], R], task: T) -> R | TaskError:
     try:
         return function(task)
-    except (DiskFull, Refused, Damaged) as error:
+    except (DiskFull, Refused, Damaged, StoreUnavailable) as error:
         return TaskError(type(error).__name__, str(error))
 
 
@@ -138,12 +138,13 @@ class FunctionSink(DataSource):
         return "tidelog-files"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
-        return FunctionWriter(self.options["function"], self.options["answers"])
+        disk, path = pickle.loads(b64decode(self.options["results.secret"]))
+        return FunctionWriter(self.options["function.secret"], disk, path)
 
 
 class FunctionWriter(DataSourceArrowWriter):
-    def __init__(self, function: str, results_path: str) -> None:
-        self._function, self._results_path = function, results_path
+    def __init__(self, function: str, disk: Disk, results_path: str) -> None:
+        self._function, self._disk, self._results_path = function, disk, results_path
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         function: PartitionFunction = pickle.loads(b64decode(self._function))
@@ -160,21 +161,22 @@ class FunctionWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         sent = [message for message in messages if isinstance(message, PartitionResult)]
         results = [(each.result, each.failure) for each in sorted(sent, key=lambda each: each.partition)]
-        replace_file(PosixDisk(), self._results_path, msgspec.msgpack.encode(results))
+        replace_file(self._disk, self._results_path, msgspec.msgpack.encode(results))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """No effect: the next writer removes the files."""
 
 
-def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> list[bytes]:
+def run_on_partitions(df: DataFrame, function: PartitionFunction, disk: Disk, path: str) -> list[bytes]:
     """Run a function on each partition and return the results in order. `path`: a temporary file for them."""
     if is_connect(df.sparkSession):
         return unwrap_results(_map_partitions(df, partial(_run_on_partition, function)))
     df.sparkSession.dataSource.register(FunctionSink)
-    disk = PosixDisk()
     remove_if_exists(disk, path)
-    sent = b64encode(pickle.dumps(function)).decode()
-    df.write.format("tidelog-files").option("function", sent).option("answers", path).mode("append").save()
+    # Spark hides values of options with `secret` in their names: both have the options of the store.
+    function_sent, results_sent = (b64encode(pickle.dumps(each)).decode() for each in (function, (disk, path)))
+    writer = df.write.format("tidelog-files").option("function.secret", function_sent)
+    writer.option("results.secret", results_sent).mode("append").save()
     content = read_file(disk, path)
     if content is None:
         raise Damaged(f"{path} was not written by the process that ends a write; nothing was committed, run it again")

@@ -43,6 +43,7 @@ def test_export(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert main([*line, "--file-bytes", "2m", "--master", "local[2]"]) == 0
     assert job.args == ("data", "orders", "table")
     assert (job.options["pause"], job.options["master"]) == (None, "local[2]")
+    assert job.options["storage_options"] == {}
     assert job.options["sizes"] == pipelines.Sizes(2 << 20, 60_000, 1 << 30)
     out = capsys.readouterr().out
     assert "table: 99 rows in 3 files, 2 commits; it stands for orders up to seq 100" in out
@@ -54,8 +55,32 @@ def test_export(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 
 def test_an_export_that_goes_on_is_asked_whether_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Fake(monkeypatch, "export", DONE)
-    assert main(["pipeline", "export", "data", "orders", "table", "--every", "1ms"]) == 0
+    assert main(["pipeline", "export", "data", "orders", "table", "--follow", "--every", "1ms"]) == 0
     assert [job.options["pause"](idle) for idle in (True, False)] == [False, False], "nobody has told it to stop"
+
+
+def test_an_export_runs_once_without_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Fake(monkeypatch, "export", DONE)
+    assert main(["pipeline", "export", "data", "orders", "table"]) == 0
+    assert job.options["pause"] is None
+    with pytest.raises(SystemExit):
+        main(["pipeline", "export", "data", "orders", "table", "--once", "--follow"])
+
+
+@pytest.mark.parametrize("command", ["export", "reconcile"])
+def test_storage_options_are_passed_on(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Fake(monkeypatch, command, DONE if command == "export" else EQUAL)
+    line = ["pipeline", command, "data", "orders", "s3://lake/orders"]
+    assert main([*line, "--storage-option", "AWS_REGION=r", "--storage-option", "AWS_SECRET_ACCESS_KEY=a=b"]) == 0
+    assert job.options["storage_options"] == {"AWS_REGION": "r", "AWS_SECRET_ACCESS_KEY": "a=b"}
+
+
+def test_a_storage_option_without_a_name_is_refused_and_not_shown(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["pipeline", "export", "data", "orders", "s3://lake/orders", "--storage-option", "hush"])
+    said = capsys.readouterr().err
+    assert "NAME=VALUE" in said
+    assert "hush" not in said
 
 
 def test_reconcile(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

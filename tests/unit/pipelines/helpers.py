@@ -3,6 +3,7 @@
 Inline      tasks in this process, pickled there and back as Spark would
 Bench       a topic in a directory, a table of either format, an export that a test drives
 log_rows    the topic as the engine reads it;  table_rows: the table as pyarrow or delta-rs reads it
+s3_table    the place of a table in the S3 server of tests
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyarrow.fs import S3FileSystem
+from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 import tidelog
 from tidelog.clock import Clock, SystemClock
 from tidelog.database import Database
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
 from tidelog.pipelines import record_mapping, table_formats
@@ -27,7 +32,7 @@ from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
-from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats import Place, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep, Table
 from tidelog.spark import options as reading
 
@@ -35,7 +40,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 FORMATS: tuple[Format, ...] = ("parquet", "delta")
 SMALL_SIZES = Sizes(file_bytes=3_000, age_ms=1_000, commit_bytes=9_000)
+_numbers = count()
 Row = tuple[int, bytes, str | None, str | None]
+
+
+def s3_table(server: S3Server, name: str) -> Place:
+    """Return a place in the bucket of a server; the name is made unique."""
+    address = f"s3://{BUCKET}/{name}-{next(_numbers)}"
+    return table_formats.find_place(address, "the table", s3_options(server))
+
+
+def s3_options(server: S3Server) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT_URL": f"http://{server.endpoint}",
+    }
 
 
 class InlineRunner:
@@ -49,7 +69,9 @@ class InlineRunner:
 
 
 class PipelineHarness:
-    def __init__(self, root: Path, format: Format = "parquet", *, table: str | None = None) -> None:
+    def __init__(
+        self, root: Path, format: Format = "parquet", *, table: str | None = None, place: Place | None = None
+    ) -> None:
         self.data, self.format = str(root / "data"), format
         self.table = table or str(root / "table")
         self.mapping: RecordMapping = record_mapping.new_mapping(None)
@@ -58,6 +80,8 @@ class PipelineHarness:
         self.on_step: OnStep = interface.no_step
         self.disk: Disk = PosixDisk()
         self.pickled = True
+        if place is not None:
+            self.disk, self.table = place
 
     @contextmanager
     def engine(self) -> Iterator[Database]:
@@ -115,11 +139,19 @@ class PipelineHarness:
         return table_rows(self.read_table())
 
     def read_table(self) -> pa.Table:
+        if isinstance(self.disk, BucketDisk):
+            return self._read_bucket_table(self.disk)
         if self.format == "delta":
             # File by file: as a whole it is read by sizes that a planted difference does not have.
             whole = pa.schema(DeltaTable(self.table).schema().to_arrow())
             return pa.concat_tables([pq.read_table(file).cast(whole) for file in self.files()] or [whole.empty_table()])
         return pq.read_table(self.table)
+
+    def _read_bucket_table(self, disk: BucketDisk) -> pa.Table:
+        """Read a table in a bucket as other programs would, with options of theirs."""
+        if self.format == "delta":
+            return DeltaTable(self.table, storage_options=disk.options.to_delta()).to_pyarrow_table()
+        return pq.read_table(self.table.removeprefix("s3://"), filesystem=S3FileSystem(**disk.options.to_arrow()))
 
     def files(self) -> list[Path]:
         if self.format == "delta":

@@ -83,7 +83,7 @@ JOBS: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("bad", ["s3://bucket/table", "~/table", "C:\\table", "dbfs:/table"])
+@pytest.mark.parametrize("bad", ["hdfs://host/table", "~/table", "C:\\table", "dbfs:/table"])
 def test_every_job_refuses_them_before_it_starts(
     job: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,9 +111,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     harness.fill(10)
     monkeypatch.chdir(tmp_path)
     for args in (
-        ["export", harness.data, "orders", "s3://bucket/table", "--once"],
+        ["export", harness.data, "orders", "hdfs://bucket/table"],
         ["stats", harness.data, "orders", "--plot", "s3://bucket/a.svg"],
-        ["backfill", "s3://bucket/in.parquet", harness.data, "--topic", "copy"],
+        ["backfill", "hdfs://bucket/in.parquet", harness.data, "--topic", "copy"],
     ):
         assert main(["pipeline", *args]) != 0
         assert "nothing was done. Give a directory" in capsys.readouterr().err

@@ -1,33 +1,70 @@
-"""Table formats of exports: Parquet files with a log of commits, and Delta tables.
+"""Table formats of exports: Delta tables, and Parquet files with a log of commits.
 
-    interface   the interface of exports to tables, and their commits: files, counts, hashes, the position in the
-                topic. Read this first
-    parquet     a directory of Parquet files; writes and reads the files of both formats
-    delta       a Delta table, through deltalake
+    interface    the interface of exports to tables, and their commits: files, counts, hashes, the position in the
+                 topic. Read this first
+    delta        a Delta table, through deltalake
+    parquet      a directory of Parquet files; writes and reads the files of all formats
+    commit_log   the log of the commits of a Parquet table
 
-This module detects the format of a table and opens it."""
+A table is in a directory, or in a bucket of an object store (`disk.bucket_disk`); the formats see a `Disk` in both.
+This module detects the place and the format of a table and opens it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from tidelog import addresses
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
+from tidelog.disk.posix import PosixDisk
+from tidelog.disk.store_options import TABLE_SCHEMES, parse_store_address
 from tidelog.errors import BadInput, NotFound
 from tidelog.pipelines.table_formats import delta, interface
+from tidelog.pipelines.table_formats.commit_log import COMMIT_LOG_DIR
 from tidelog.pipelines.table_formats.interface import Format, OnStep, Table
 from tidelog.pipelines.table_formats.parquet import ParquetTable
+
+DEFAULT_FORMAT: Format = "delta"
+
+
+class Place(NamedTuple):
+    """Where a table, input files or staged rows are: a path of a disk."""
+
+    disk: Disk
+    path: str
+
+
+def find_place(text: str, what: str, storage_options: Mapping[str, str] | None = None) -> Place:
+    """Return the place that an argument of a job names: a path, a `file:` address, or an address in an object store.
+
+    Raises:
+        BadInput: the address is not supported, or an option of the store is unknown.
+    """
+    scheme = addresses.scheme_of(text)
+    if scheme in TABLE_SCHEMES:
+        address, options = parse_store_address(text, storage_options)
+        return Place(BucketDisk(address, options), address)
+    path = addresses.absolute_path(text, what)
+    if storage_options:
+        raise BadInput(f"{path} is a directory and has no storage options; nothing was done, leave them out")
+    return Place(PosixDisk(), path)
 
 
 def open_table(
     disk: Disk, path: str, format: Format | None = None, *, write: bool, step: OnStep = interface.no_step
 ) -> Table:
-    """Open the table at `path`. The default format is that of the existing table, or parquet for a new one."""
-    path = addresses.local_directory(path, "the table")
+    """Open the table at `path`. The default format is that of the existing table, or DEFAULT_FORMAT for a new one."""
+    if isinstance(disk, BucketDisk):
+        disk.check_bucket()
+    else:
+        path = addresses.local_directory(path, "the table")
     there = detect_format(disk, path)
     if there is not None and format is not None and there != format:
         raise BadInput(f"{path} is a {there} table, not a {format} one; nothing was changed, leave the format out")
     if there is None and not write:
         raise NotFound(f"there is no table at {path}; nothing was done, check the path")
-    kind = ParquetTable if (there or format or "parquet") == "parquet" else delta.DeltaLakeTable
+    kind = ParquetTable if (there or format or DEFAULT_FORMAT) == "parquet" else delta.DeltaLakeTable
     return kind(disk, path, write=write, step=step)
 
 
@@ -38,5 +75,9 @@ def detect_format(disk: Disk, path: str) -> Format | None:
     stat = disk.stat(path)
     if stat is None or not stat.is_dir:
         return None
-    parquet = any(name.endswith(".parquet") for name in disk.list_dir(path))
-    return "parquet" if parquet or disk.stat(join(join(path, interface.OWN_DIR), "log")) is not None else None
+    if disk.stat(join(join(path, interface.OWN_DIR), COMMIT_LOG_DIR)) is not None:
+        return "parquet"
+    names = [name for name in disk.list_dir(path) if name.endswith(".parquet")]
+    if isinstance(disk, BucketDisk):  # staged files of a Delta table without its first commit
+        names = [name for name in names if interface.parse_file_range(name) is None]
+    return "parquet" if names else None

@@ -24,9 +24,9 @@ Partition columns are not in the files: both ways add them. A version that the l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event
 from typing import Any, Final, NamedTuple
 
@@ -36,13 +36,10 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
-from tidelog.errors import BadInput, Damaged, NotFound
+from tidelog.errors import BadInput, Damaged, Error, NotFound, StoreDenied, StoreUnavailable
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
@@ -57,8 +54,11 @@ from tidelog.pipelines.table_formats.interface import (
 )
 
 COLUMN_MAPPING_KEY: Final = "delta.columnMapping.mode"
-_SPARK_FORMAT: Final = "tidelog-delta"
 _BATCH_ROWS: Final = 8192
+# Words of the messages in which deltalake passes on that a store did not answer.
+_STORE_IS_AWAY: Final = re.compile(
+    r"error sending request|[Cc]onnection|timed out|Error after \d+ retries|HTTP error|Generic (S3|GCS|MicrosoftAzure)"
+)
 
 
 class DeltaVersion(NamedTuple):
@@ -66,16 +66,15 @@ class DeltaVersion(NamedTuple):
     description: str  # table id and version
 
 
-def latest_version(path: str) -> DeltaVersion:
+def latest_version(disk: Disk, path: str) -> DeltaVersion:
     """Return the newest version of a table."""
-    table = _open_delta(path, None)
+    table = open_delta(disk, path, None)
     return DeltaVersion(table.version(), f"{table.metadata().id} version {table.version()}")
 
 
-def read_frame(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """Load a version of a table as a DataFrame."""
-    spark.dataSource.register(DeltaSource)
-    return spark.read.format(_SPARK_FORMAT).option("path", path).option("version", str(version)).load()
+def storage_options(disk: Disk) -> dict[str, str] | None:
+    """Return the options with which deltalake reaches the files of a disk."""
+    return disk.options.to_delta() if isinstance(disk, BucketDisk) else None
 
 
 def has_column_mapping(table: DeltaTable) -> bool:
@@ -83,94 +82,82 @@ def has_column_mapping(table: DeltaTable) -> bool:
     return (table.metadata().configuration.get(COLUMN_MAPPING_KEY) or "none").lower() != "none"
 
 
-class DeltaSource(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return _SPARK_FORMAT
-
-    def schema(self) -> StructType:
-        return from_arrow_schema(_arrow_schema(self._table()))
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        table = self._table()
-        names = None if has_column_mapping(table) else _file_names(table)
-        return DeltaReader(self.options["path"], table.version(), names)
-
-    def _table(self) -> DeltaTable:
-        return _open_delta(self.options["path"], int(self.options["version"]))
-
-
-@dataclass
-class DeltaPartition(InputPartition):
-    name: str | None  # None: the whole table
-
-
-class DeltaReader(DataSourceReader):
-    def __init__(self, path: str, version: int, names: Sequence[str] | None) -> None:
-        self._path, self._version, self._names = path, version, names
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [DeltaPartition(None)] if self._names is None else [DeltaPartition(name) for name in self._names]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, DeltaPartition), "planned by this reader"
-        table = _open_delta(self._path, self._version)
-        schema = _arrow_schema(table)
-        if partition.name is None:
-            for batch in _scan(self._path, self._version, None, None):
-                yield parquet.conform(batch, schema)
-            return
-        data = table.to_pyarrow_dataset(schema=schema)
-        (file,) = [fragment for fragment in data.get_fragments() if fragment.path == partition.name]
-        yield from file.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
-
-
-def _arrow_schema(table: DeltaTable) -> pa.Schema:
+def arrow_schema(table: DeltaTable) -> pa.Schema:
     return parquet.schema_without_views(pa.schema(table.schema().to_arrow()))
 
 
-def _file_names(table: DeltaTable) -> list[str] | None:
-    """Return the files of a table; None if they cannot be read one by one."""
+def split_files(table: DeltaTable) -> list[str] | None:
+    """Return the files of a table that tasks read one by one; None if only its library can read it as a whole."""
+    if has_column_mapping(table):
+        return None
     try:
-        return [file.path for file in table.to_pyarrow_dataset(schema=_arrow_schema(table)).get_fragments()]
+        return [file.path for file in table.to_pyarrow_dataset(schema=arrow_schema(table)).get_fragments()]
     except DeltaProtocolError:
         return None
 
 
+def read_split(disk: Disk, path: str, version: int, name: str | None) -> Iterator[pa.RecordBatch]:
+    """Read one of the files of `split_files`, or the whole table."""
+    table = open_delta(disk, path, version)
+    schema = arrow_schema(table)
+    if name is None:
+        for batch in _scan(disk, path, version, None, None):
+            yield parquet.conform(batch, schema)
+        return
+    data = table.to_pyarrow_dataset(schema=schema)
+    (file,) = [fragment for fragment in data.get_fragments() if fragment.path == name]
+    yield from file.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
+
+
 def read_rows(
-    path: str, version: int, first: int | None, stop: int | None, schema: pa.Schema
+    disk: Disk, path: str, version: int, first: int | None, stop: int | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Read the rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
     predicate = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
-    for batch in _scan(path, version, predicate, None):
+    for batch in _scan(disk, path, version, predicate, None):
         yield parquet.conform(batch, schema)
 
 
-def count_rows_outside(path: str, version: int, first: int, stop: int) -> int:
+def count_rows_outside(disk: Disk, path: str, version: int, first: int, stop: int) -> int:
     """Count the rows of a version with other seqs, or without a seq."""
     predicate = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
-    return sum(batch.num_rows for batch in _scan(path, version, predicate, ["seq"]))
+    return sum(batch.num_rows for batch in _scan(disk, path, version, predicate, ["seq"]))
 
 
-def _open_delta(path: str, version: int | None) -> DeltaTable:
+def open_delta(disk: Disk, path: str, version: int | None) -> DeltaTable:
     try:
-        return DeltaTable(path, version=version)
+        return DeltaTable(path, version=version, storage_options=storage_options(disk))
     except TableNotFoundError:
         raise NotFound(f"there is no Delta table at {path}; nothing was done, check the path") from None
     except DeltaProtocolError as error:
         raise _unsupported_error(path, error) from None
     except DeltaError as error:
-        raise Damaged(f"{path} cannot be read as a Delta table ({error}); nothing was changed") from None
+        raise _unreadable_error(disk, path, error) from None
 
 
-def _scan(path: str, version: int, predicate: str | None, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+def _scan(
+    disk: Disk, path: str, version: int, predicate: str | None, columns: list[str] | None
+) -> Iterator[pa.RecordBatch]:
     try:
-        reader: Any = _open_delta(path, version).scan(columns=columns, predicate=predicate)
+        reader: Any = open_delta(disk, path, version).scan(columns=columns, predicate=predicate)
         yield from pa.RecordBatchReader.from_stream(reader)
     except DeltaProtocolError as error:
         raise _unsupported_error(path, error) from None
     except (DeltaError, pa.ArrowException, OSError) as error:
-        raise Damaged(f"{path} cannot be read as a Delta table ({error}); nothing was changed") from None
+        raise _unreadable_error(disk, path, error) from None
+
+
+def _unreadable_error(disk: Disk, path: str, error: Exception) -> Error:
+    """Return the error for a table that deltalake does not read: its store refuses or is away, or it is damaged."""
+    if isinstance(disk, BucketDisk):
+        found = disk.error(path, error)
+        if isinstance(found, StoreDenied) or _STORE_IS_AWAY.search(str(error)):
+            return found
+        return Damaged(
+            f"{path} cannot be read as a Delta table ({disk.options.remove_secrets(str(error))[:400]}); nothing was "
+            "changed"
+        )
+    return Damaged(f"{path} cannot be read as a Delta table ({error}); nothing was changed")
 
 
 def _unsupported_error(path: str, error: Exception) -> BadInput:
@@ -206,7 +193,7 @@ class DeltaLakeTable:
                 # Before any file: a directory with files and without a log would be detected as another format.
                 disk.make_dir(join(path, DELTA_LOG_DIR))
             self._load()
-            if write:
+            if write and not self._directory.in_bucket:  # there it may be the file of another process
                 self._remove_uncommitted()
         except BaseException:
             self.close()
@@ -217,12 +204,12 @@ class DeltaLakeTable:
 
     def _load(self) -> None:
         try:
-            self._table = DeltaTable(self.path)
+            self._table = DeltaTable(self.path, storage_options=storage_options(self._disk))
         except TableNotFoundError:
-            if not self._directory.is_locked:  # a log without a commit: the first one was removed
+            if not self._directory.is_writer:  # a log without a commit: the first one was removed
                 raise BadInput(f"{self.path} is a Delta table without a commit; nothing was done, export it") from None
-        except DeltaError as error:
-            raise Damaged(f"{self.path} cannot be read as a Delta table ({error}); nothing was changed") from None
+        except (DeltaError, OSError) as error:
+            raise _unreadable_error(self._disk, self.path, error) from None
 
     # ── content ───────────────────────────────────────────────────────────────────────────────
 
@@ -240,7 +227,7 @@ class DeltaLakeTable:
         """Return the newest commit of an export. A later repair does not move the end, so it counts as well."""
         if self._table is not None:
             self._table.update_incremental()  # the history is always current, the state is not
-        elif self._directory.is_locked:
+        elif self._directory.is_writer:
             self._load()  # another process may have created it
         made = next(self._own_commits(_RECENT_VERSIONS), None) or next(self._own_commits(), None)
         if made is None or self._table is None:
@@ -313,15 +300,23 @@ class DeltaLakeTable:
                 self._write(commit, actions)
                 break
             except TableChanged:
+                if self._is_committed(commit):  # the store answered a repeated request
+                    break
                 if not left:
                     raise
             self._pause(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-        self._step("sync the commit")
-        self._sync_log()
+        if not self._directory.in_bucket:
+            self._step("sync the commit")
+            self._sync_log()
         for name in commit.removed:
             self._directory.remove_quarantine(name)
         self._step("done")
+
+    def _is_committed(self, commit: Commit) -> bool:
+        """Whether a commit that was reported as failed is part of the table."""
+        last = self.last_commit()
+        return last is not None and bool(commit.files) and last.files == commit.files
 
     def _check_still_valid(self, commit: Commit) -> None:
         """Raise if the commit is wrong for the present state of the table."""
@@ -359,7 +354,13 @@ class DeltaLakeTable:
         try:
             if self._table is None:
                 added = [action for action in actions if isinstance(action, AddAction)]
-                create_table_with_add_actions(self.path, schema, added, commit_properties=properties)
+                create_table_with_add_actions(
+                    self.path,
+                    schema,
+                    added,
+                    commit_properties=properties,
+                    storage_options=storage_options(self._disk),
+                )
             else:
                 schema = self._table.schema()
                 self._table.create_write_transaction(list(actions), "append", schema, commit_properties=properties)
@@ -369,12 +370,16 @@ class DeltaLakeTable:
                 "nothing was committed, run it again when they write less often"
             ) from None
         except DeltaError as error:
-            if self._table is None and DeltaTable.is_deltatable(self.path):
+            if self._table is None and DeltaTable.is_deltatable(self.path, storage_options(self._disk)):
                 raise TableChanged(
                     f"{self.path} was made by another process meanwhile; nothing was committed, run it again"
                 ) from None
+            if isinstance(self._disk, BucketDisk) and isinstance(
+                found := _unreadable_error(self._disk, self.path, error), StoreUnavailable
+            ):
+                raise found from None
             raise BadInput(f"{self.path} does not take these rows ({error}); nothing was committed") from None
-        self._table = DeltaTable(self.path)
+        self._load()
 
     def _sync_log(self) -> None:
         """Sync the commit file: the library does not, so the commit would not survive a power cut."""

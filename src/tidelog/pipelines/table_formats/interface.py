@@ -25,9 +25,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join
-from tidelog.errors import BadInput, Damaged, GapFound, Locked, NewerFormat, NotFound, Unavailable
+from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NewerFormat, NotFound, Unavailable
 from tidelog.pipelines.row_hash import MASK_64
 
 COMMIT_FORMAT: Final = 2  # 2: a repair that copies rows
@@ -248,6 +249,13 @@ class Table(Protocol):
     def close(self) -> None: ...
 
 
+def disk_full_error(path: str, error: OSError) -> DiskFull:
+    return DiskFull(
+        f"{path} cannot be written ({error.strerror or error}); nothing was committed, free space and run it again: it "
+        "goes on where it stopped"
+    )
+
+
 def no_step(_: str) -> None:
     """The default of `OnStep`."""
 
@@ -259,7 +267,8 @@ def staged_path(path: str, format: Format, name: str) -> str:
 
 
 class TableDirectory:
-    """The directory of a table: its lock, staged files, and removals. Both formats have one."""
+    """The directory of a table: its lock, staged files, and removals. Both formats have one. A table in a bucket has no
+    lock: two writers meet in its commits."""
 
     def __init__(self, disk: Disk, path: str, format: Format, *, write: bool) -> None:
         self._disk, self._path, self._format = disk, path, format
@@ -269,7 +278,9 @@ class TableDirectory:
             raise NotFound(f"there is no table at {path}; nothing was done, check the path")
         if stat is not None and not stat.is_dir:
             raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
-        if write:
+        self.is_writer = write
+        self.in_bucket = isinstance(disk, BucketDisk)
+        if write and not self.in_bucket:
             self._lock()
 
     def _lock(self) -> None:
@@ -281,11 +292,6 @@ class TableDirectory:
             raise Locked(
                 f"{self._path} is being written by another process; nothing was changed, wait for it or stop it"
             ) from None
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether this process is the writer of the table."""
-        return self._release is not None
 
     def close(self) -> None:
         if self._release is not None:
@@ -356,7 +362,7 @@ def _check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str])
         raise StagedFileMissing(
             f"{path}, which a task has written, {what}: it was removed meanwhile, or executors write to disks that "
             "the driver does not see; nothing was committed. The driver and all executors need the same directory "
-            "under this path; mount it everywhere and run it again"
+            "under this path (mount it everywhere) or the same bucket; run it again then"
         )
 
 

@@ -10,7 +10,8 @@
 A commit has these steps, in this order:
 
     1  staged files               verify their lengths, sync their names
-    2  log/<n>.json               write and sync the commit. This step decides: nothing happened before it, all after it
+    2  log/<n>.json               write and sync the commit (`commit_log`; in a bucket a write on condition). This step
+                                  decides: nothing happened before it, all after it
     3  _part-… → part-…           rename and sync
     4  replaced files             remove; files of other programs are renamed to _foreign-…
 
@@ -39,13 +40,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.disk.durability import read_file, replace_file
+from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, File, join
-from tidelog.errors import Damaged, DiskFull
+from tidelog.errors import Damaged, Error
 from tidelog.pipelines import row_hash
+from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats.commit_log import open_commit_log
 from tidelog.pipelines.table_formats.interface import (
-    OWN_DIR,
     QUARANTINE_DIR,
     Commit,
     DataFile,
@@ -174,15 +176,8 @@ def _disk_full_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _DISK_FULL_ERRNOS:
-            raise disk_full_error(path, error) from None
+            raise interface.disk_full_error(path, error) from None
         raise
-
-
-def disk_full_error(path: str, error: OSError) -> DiskFull:
-    return DiskFull(
-        f"{path} cannot be written ({error.strerror or error}); nothing was committed, free space and run it again: it "
-        "goes on where it stopped"
-    )
 
 
 def read_metadata(disk: Disk, path: str) -> bytes | None:
@@ -194,6 +189,8 @@ def read_metadata(disk: Disk, path: str) -> bytes | None:
 
 
 def _open_parquet(disk: Disk, path: str) -> Any:
+    if isinstance(disk, BucketDisk):
+        return pq.ParquetFile(disk.open_input(path), pre_buffer=True)
     file = disk.open(path)
     try:
         return pq.ParquetFile(pa.BufferReader(pa.py_buffer(file.map())))
@@ -209,7 +206,7 @@ def seq_bounds(disk: Disk, path: str) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable_error(path, error) from None
+        raise _unreadable_error(disk, path, error) from None
     with file:
         low, high = _SEQ_MAX, -1
         for number in range(file.num_row_groups):
@@ -257,7 +254,7 @@ def read_batches(
         except FileNotFoundError:
             continue  # the comparison reports it: its rows are missing
         except (pa.ArrowException, OSError) as error:
-            raise _unreadable_error(path, error) from None
+            raise _unreadable_error(disk, path, error) from None
         with file:
             for number in range(file.num_row_groups):
                 if first is None or stop is None:
@@ -294,7 +291,9 @@ def _type_without_views(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _unreadable_error(path: str, error: Exception) -> Damaged:
+def _unreadable_error(disk: Disk, path: str, error: Exception) -> Error:
+    if isinstance(disk, BucketDisk) and not isinstance(error, pa.ArrowException):
+        return disk.error(path, error)
     return Damaged(f"{path} cannot be read ({error}); nothing was changed, remove it and repair")
 
 
@@ -375,8 +374,26 @@ def data_file_from_footer(disk: Disk, directory: str, name: str) -> DataFile | N
     return DataFile(name, footer.first, footer.stop, footer.rows, stat.size, footer.hash, footer.bad, bad_name)
 
 
-COMMIT_LOG_DIR: Final = "log"
-_NUMBER_DIGITS: Final = 20
+def visible_files(disk: Disk, path: str) -> list[str]:
+    """Return the files that readers of a directory see."""
+    return [name for name in disk.list_dir(path) if name.endswith(".parquet") and name[0] not in "_."]
+
+
+def table_schema(disk: Disk, path: str) -> pa.Schema:
+    """Return the columns of a table: those of its newest commit, or of the files where there is none."""
+    last = open_commit_log(disk, path, write=False).last()
+    if last is not None:
+        return RecordMapping(last.schema).arrow
+    found = []
+    for name in visible_files(disk, path):
+        with _open_parquet(disk, join(path, name)) as file:
+            found.append(schema_without_views(file.schema_arrow).remove_metadata())
+    try:
+        return pa.unify_schemas(found)
+    except pa.ArrowException as error:
+        raise Damaged(f"files of {path} have columns of different types ({error}); nothing was read") from None
+
+
 _STAGED_PREFIXES: Final = ("_part-", "_kept-")
 
 
@@ -385,44 +402,26 @@ class ParquetTable:
 
     def __init__(self, disk: Disk, path: str, *, write: bool, step: OnStep = interface.no_step) -> None:
         self._disk, self.path, self._step = disk, path, step
-        self._log = join(join(path, OWN_DIR), COMMIT_LOG_DIR)
         self._leftovers: dict[str, FileFooter] = {}
         self._directory = TableDirectory(disk, path, self.format, write=write)
-        if write:
-            try:
-                disk.make_dir(self._log)
+        try:
+            self._log = open_commit_log(disk, path, write=write)
+            if write:
                 self._recover()
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._directory.close()
 
     # ── content ───────────────────────────────────────────────────────────────────────────────
 
-    def _commit_numbers(self) -> list[int]:
-        with suppress(FileNotFoundError):
-            names = self._disk.list_dir(self._log)
-            return sorted(int(name[:_NUMBER_DIGITS]) for name in names if name[_NUMBER_DIGITS:] == ".json")
-        return []
-
-    def _read_commit(self, number: int) -> Commit:
-        path = self._commit_path(number)
-        content = read_file(self._disk, path)
-        if content is None:
-            raise Damaged(f"{path} went away while it was read; nothing was changed, run it again")
-        return interface.decode_commit(content, path)
-
-    def _commit_path(self, number: int) -> str:
-        return join(self._log, f"{number:0{_NUMBER_DIGITS}d}.json")
-
     def last_commit(self) -> Commit | None:
-        numbers = self._commit_numbers()
-        return self._read_commit(numbers[-1]) if numbers else None
+        return self._log.last()
 
     def commits(self) -> list[Commit]:
-        return [self._read_commit(number) for number in self._commit_numbers()]
+        return self._log.all()
 
     def own_files(self) -> list[DataFile]:
         return interface.active_files(self.commits())
@@ -434,7 +433,7 @@ class ParquetTable:
         return None
 
     def visible_files(self) -> list[str]:
-        return [name for name in self._disk.list_dir(self.path) if name.endswith(".parquet") and name[0] not in "_."]
+        return visible_files(self._disk, self.path)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -442,18 +441,13 @@ class ParquetTable:
         return interface.staged_path(self.path, self.format, name)
 
     def commit(self, commit: Commit) -> None:
-        numbers = self._commit_numbers()
-        last = self._read_commit(numbers[-1]) if numbers else None
+        last = self._log.last()
         interface.check_continues(last, commit, self.path)
-        made = msgspec.structs.replace(commit, number=numbers[-1] + 1 if numbers else 0)
+        made = msgspec.structs.replace(commit, number=0 if last is None else last.number + 1)
         self._step("sync the names of staged files")
         self._directory.sync_staged(made)
         self._step("write the commit")
-        path = self._commit_path(made.number)
-        try:
-            replace_file(self._disk, path, interface.encode_commit(made))
-        except OSError as error:
-            raise disk_full_error(path, error) from error
+        self._log.append(made)
         self._apply_commit(made)
 
     def _apply_commit(self, commit: Commit) -> None:
@@ -488,12 +482,14 @@ class ParquetTable:
         last = self.last_commit()
         if last is not None:
             self._apply_commit(last)
+        if self._directory.in_bucket:
+            return  # files without a commit may be those of another process; the log is never lost with its end
         self._remove_staged()
         loose = self._uncommitted_files(last.stop if last is not None else 0)
         chosen, replaced = _choose_newest(loose)
         made = self._adopt_files(last, chosen)
         if made is not None:
-            replace_file(self._disk, self._commit_path(made.number), interface.encode_commit(made))
+            self._log.append(made)
         self._remove_files(replaced)  # by a repair that had not finished when the log was removed
         kept = set() if made is None else {file.name for file in made.files}
         self._leftovers = {name: footer for name, footer in chosen.items() if name not in kept}

@@ -1,0 +1,207 @@
+"""Options of object stores for tables: credentials, endpoints, regions, under the names of three libraries.
+
+    given                            aws_access_key_id (deltalake), access_key (pyarrow), s3.access-key-id (pyiceberg),
+                                     or in the address: s3://key:secret@bucket/table?region=eu-central-1
+    to_arrow, to_delta, to_iceberg   the same options for each library
+
+An option that is not given comes from the environment or the machine, as each library documents it; the endpoint and
+the region of S3 are looked up here, once, because the libraries read different variables. Values may be secret: no
+message and no `repr` shows them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidelog.addresses import scheme_of
+from tidelog.errors import BadInput
+
+# The scheme under which tables are known, by the scheme that is given.
+TABLE_SCHEMES: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss"}
+_TRUE: Final = frozenset(("1", "true", "yes", "on"))
+
+# By family: our name → (name for deltalake, parameter of pyarrow, property of pyiceberg), other accepted names.
+_NAMES: Final[dict[str, dict[str, tuple[tuple[str, str, str], tuple[str, ...]]]]] = {
+    "s3": {
+        "access_key": (("AWS_ACCESS_KEY_ID", "access_key", "s3.access-key-id"), ("access_key_id",)),
+        "secret_key": (("AWS_SECRET_ACCESS_KEY", "secret_key", "s3.secret-access-key"), ("secret_access_key",)),
+        "session_token": (("AWS_SESSION_TOKEN", "session_token", "s3.session-token"), ("token", "aws_token")),
+        "region": (("AWS_REGION", "region", "s3.region"), ("aws_default_region", "default_region")),
+        "endpoint": (
+            ("AWS_ENDPOINT_URL", "endpoint_override", "s3.endpoint"),
+            ("aws_endpoint", "endpoint", "endpoint_url", "aws_endpoint_url_s3"),
+        ),
+        "allow_http": (("AWS_ALLOW_HTTP", "", ""), ("allow_http",)),
+        "virtual_hosts": (
+            ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "force_virtual_addressing", "s3.force-virtual-addressing"),
+            ("virtual_hosted_style_request",),
+        ),
+        "anonymous": (("AWS_SKIP_SIGNATURE", "anonymous", "s3.anonymous"), ("skip_signature",)),
+        "role_arn": (("AWS_IAM_ROLE_ARN", "role_arn", "s3.role-arn"), ()),
+        "role_session": (("AWS_IAM_ROLE_SESSION_NAME", "session_name", "s3.role-session-name"), ()),
+    },
+    "gs": {
+        "service_account": (
+            ("GOOGLE_SERVICE_ACCOUNT", "", ""),
+            ("service_account", "google_application_credentials", "service_account_path"),
+        ),
+        "anonymous": (("GOOGLE_SKIP_SIGNATURE", "anonymous", "gcs.anonymous"), ("skip_signature",)),
+    },
+    "abfs": {
+        "account": (("AZURE_STORAGE_ACCOUNT_NAME", "account_name", "adls.account-name"), ("azure_account_name",)),
+        "account_key": (
+            ("AZURE_STORAGE_ACCOUNT_KEY", "account_key", "adls.account-key"),
+            ("azure_storage_access_key", "access_key"),
+        ),
+        "sas_token": (("AZURE_STORAGE_SAS_TOKEN", "sas_token", "adls.sas-token"), ("azure_storage_sas_key",)),
+        "tenant_id": (("AZURE_STORAGE_TENANT_ID", "tenant_id", "adls.tenant-id"), ("azure_tenant_id",)),
+        "client_id": (("AZURE_STORAGE_CLIENT_ID", "client_id", "adls.client-id"), ("azure_client_id",)),
+        "client_secret": (
+            ("AZURE_STORAGE_CLIENT_SECRET", "client_secret", "adls.client-secret"),
+            ("azure_client_secret",),
+        ),
+    },
+}
+_FLAGS: Final = frozenset(("allow_http", "virtual_hosts", "anonymous"))
+_SECRETS: Final = frozenset(
+    ("access_key", "secret_key", "session_token", "account_key", "sas_token", "client_secret", "client_id")
+)
+_OTHER: Final = ("scheme",)  # of pyarrow's S3: http or https
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options by our names. Small and picklable: tasks carry them to executors."""
+
+    family: str  # s3, gs, abfs
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def to_arrow(self) -> dict[str, Any]:
+        """Return parameters of the file system of pyarrow."""
+        made: dict[str, Any] = {}
+        for name, value in self.values.items():
+            parameter = _NAMES[self.family][name][0][1]
+            if parameter:
+                made[parameter] = value in _TRUE if name in _FLAGS else value
+        if self.family == "s3" and (endpoint := made.get("endpoint_override")):
+            made["scheme"], _, made["endpoint_override"] = endpoint.rpartition("://")
+            made["scheme"] = made["scheme"] or "https"
+        return made
+
+    def to_delta(self) -> dict[str, str]:
+        """Return `storage_options` of deltalake."""
+        return {_NAMES[self.family][name][0][0]: value for name, value in self.values.items()}
+
+    def to_iceberg(self) -> dict[str, str]:
+        """Return properties of pyiceberg."""
+        found = {_NAMES[self.family][name][0][2]: value for name, value in self.values.items()}
+        return {name: value for name, value in found.items() if name}
+
+    def remove_secrets(self, text: str) -> str:
+        """Return a message of a library without the values that may be secret."""
+        values = {value for name, value in self.values.items() if name in _SECRETS and len(value) > 3}
+        for value in sorted(values, key=len, reverse=True):
+            text = text.replace(value, "…")
+        return text
+
+
+def family_of(scheme: str) -> str:
+    """Return s3, gs or abfs for a scheme of TABLE_SCHEMES."""
+    return TABLE_SCHEMES[scheme].removesuffix("s") if scheme.startswith("abfs") else TABLE_SCHEMES[scheme]
+
+
+def parse_store_address(address: str, given: Mapping[str, str] | None) -> tuple[str, StoreOptions]:
+    """Return the address of a table without credentials, and its options.
+
+    Raises:
+        BadInput: the address names no bucket, or an option is unknown.
+    """
+    scheme = scheme_of(address)
+    assert scheme in TABLE_SCHEMES, "the caller has checked that"
+    try:
+        parts = urlsplit(address)
+        query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        raise BadInput(f"the address {scheme}://… does not read; nothing was done, check it") from None
+    user, _, host = parts.netloc.rpartition("@")
+    values = {**query, **(given or {})}
+    if scheme.startswith("abfs"):
+        account, bucket = host, user
+        if not user:  # abfs://container/path, with the account as an option
+            account, bucket = "", host
+        if ":" in bucket:
+            raise BadInput(
+                f"the address {scheme}://… has a password in it; nothing was done, pass it as a storage option"
+            )
+        netloc = f"{bucket}@{account}" if account else bucket
+        if account:
+            values.setdefault("account_name", account.partition(".")[0])
+    else:
+        bucket = netloc = host
+        key, _, secret = user.partition(":")
+        if key and scheme.startswith("s3"):
+            values = {"access_key": unquote(key), "secret_key": unquote(secret), **values}
+        elif user:
+            raise BadInput(f"the address {scheme}://… has a user in it; nothing was done, leave it out")
+    path = parts.path.rstrip("/")
+    if not bucket or "//" in path or parts.fragment:
+        raise BadInput(
+            f"{scheme}://{netloc}{path} names no table in a bucket; nothing was done, write s3://bucket/lake/orders"
+        )
+    if not path:
+        raise BadInput(
+            f"{scheme}://{netloc} is a whole bucket; nothing was done, name a place in it for the table, as in "
+            f"{scheme}://{netloc}/orders"
+        )
+    family = family_of(scheme)
+    options = StoreOptions(family, _complete(family, _by_our_names(family, values), bucket))
+    return f"{TABLE_SCHEMES[scheme]}://{netloc}{path}", options
+
+
+def _by_our_names(family: str, given: Mapping[str, str]) -> dict[str, str]:
+    known = {
+        other.lower(): name
+        for name, (names, others) in _NAMES[family].items()
+        for other in (name, *names, *others)
+        if other
+    }
+    made: dict[str, str] = {}
+    for key, value in given.items():
+        name = known.get(key.lower())
+        if name is None and not (family == "s3" and key.lower() in _OTHER):
+            usual = ", ".join(sorted(names[0] for names, _ in _NAMES[family].values()))
+            raise BadInput(
+                f"the storage option {key[:60]!r} is not known for {family}:; nothing was done, the options are {usual}"
+            )
+        if name in _FLAGS:
+            value = "true" if str(value).lower() in _TRUE else "false"
+        if name is not None:
+            made[name] = str(value)
+    scheme = {key.lower(): value for key, value in given.items()}.get("scheme")
+    if family == "s3" and scheme is not None and "endpoint" in made and "://" not in made["endpoint"]:
+        made["endpoint"] = f"{scheme}://{made['endpoint']}"
+    return made
+
+
+def _complete(family: str, values: dict[str, str], bucket: str) -> dict[str, str]:
+    """Add what the environment says and the libraries would not all read."""
+    if family != "s3":
+        return values
+    endpoint = values.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        values["endpoint"] = endpoint if "://" in endpoint else f"https://{endpoint}"
+        if values["endpoint"].startswith("http://"):
+            values["allow_http"] = "true"
+    region = values.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region and not endpoint:
+        from pyarrow.fs import resolve_s3_region
+
+        with suppress(OSError):  # the first operation shows what is wrong
+            region = resolve_s3_region(bucket)
+    values["region"] = region or "us-east-1"
+    return values

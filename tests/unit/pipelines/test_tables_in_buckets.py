@@ -1,0 +1,257 @@
+"""Tables in a bucket of a real S3 server: export, reconcile and repair, and what a store may refuse."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyarrow.fs import FileSelector, S3FileSystem
+from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, s3_options, s3_table
+from tests.unit.pipelines.test_export import Killed, Killer
+
+from tidelog.disk.bucket_disk import BucketDisk
+from tidelog.errors import BadInput, Locked, NotFound, StoreDenied, StoreUnavailable
+from tidelog.pipelines import table_formats
+from tidelog.pipelines.table_formats import Place
+from tidelog.pipelines.table_formats.interface import StagedFileMissing
+
+
+@pytest.fixture(params=FORMATS)
+def harness(request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server) -> PipelineHarness:
+    return PipelineHarness(tmp_path, request.param, place=s3_table(s3_server, request.param))
+
+
+def objects(harness: PipelineHarness) -> list[str]:
+    """The keys of a table, as another client lists them."""
+    assert isinstance(harness.disk, BucketDisk)
+    store = S3FileSystem(**harness.disk.options.to_arrow())
+    root = harness.table.removeprefix("s3://")
+    found = store.get_file_info(FileSelector(root, recursive=True, allow_not_found=True))
+    return sorted(info.path.removeprefix(f"{root}/") for info in found if info.is_file)
+
+
+def test_a_table_is_its_topic(harness: PipelineHarness) -> None:
+    harness.fill(300)
+    done = harness.export_once()
+    assert (done.rows, done.stop) == (300, 301)
+    assert done.commits > 1
+    harness.check()
+    assert harness.export_once().commits == 0
+    harness.fill(50, start=300)
+    assert harness.export_once().rows == 50
+    harness.check()
+    assert harness.reconcile().equal
+
+
+def test_a_difference_is_found_and_repaired(harness: PipelineHarness) -> None:
+    harness.fill(200)
+    harness.export_once()
+    name = next(name for name in objects(harness) if name.startswith("part-"))
+    store, path = S3FileSystem(**harness.disk.options.to_arrow()), f"{harness.table.removeprefix('s3://')}/{name}"  # type: ignore[attr-defined]
+    whole = pq.ParquetFile(store.open_input_file(path))
+    rows = whole.read().slice(1)
+    with store.open_output_stream(path) as out:
+        pq.write_table(rows.replace_schema_metadata(whole.schema_arrow.metadata), out)
+    found = harness.reconcile()
+    assert found.difference is not None
+    assert found.difference.seq == 1
+    assert harness.reconcile(repair=True).whole
+    harness.check()
+
+
+def test_an_export_that_is_killed_anywhere_goes_on(harness: PipelineHarness) -> None:
+    harness.fill(60)
+    steps, place = Killer(), harness.table
+    harness.on_step = steps
+    harness.table = f"{place}/counted"
+    harness.export_once()
+    for at in range(1, len(steps.steps) + 1, 2):
+        harness.table = f"{place}/{at}"
+        harness.on_step = Killer(at)
+        with pytest.raises(Killed):
+            harness.export_once()
+        harness.on_step = Killer()
+        harness.export_once()
+        harness.check()
+
+
+def test_a_second_exporter_of_a_table_loses(harness: PipelineHarness) -> None:
+    harness.fill(40)
+
+    def race(step: str) -> None:
+        if step == "write the commit":
+            harness.on_step = Killer()
+            other.export_once()
+
+    other = PipelineHarness(Path(harness.data).parent, harness.format, place=Place(harness.disk, harness.table))
+    harness.on_step = race
+    with pytest.raises(Locked, match="nothing was committed"):
+        harness.export_once()
+    harness.check()
+
+
+def test_a_staged_object_that_is_gone_is_not_committed(harness: PipelineHarness) -> None:
+    harness.fill(20)
+
+    def lose(step: str) -> None:
+        if step == "sync the names of staged files":
+            for name in objects(harness):
+                if "part-" in name:
+                    harness.disk.remove(f"{harness.table}/{name}")
+
+    harness.on_step = lose
+    with pytest.raises(StagedFileMissing, match="nothing was committed"):
+        harness.export_once()
+    harness.on_step = Killer()
+    harness.export_once()
+    harness.check()
+
+
+def test_duckdb_polars_and_deltalake_read_the_table(tmp_path: Path, s3_server: S3Server) -> None:
+    harness = PipelineHarness(tmp_path, "delta", place=s3_table(s3_server, "readers"))
+    harness.fill(100)
+    harness.export_once()
+    options = s3_options(s3_server) | {"AWS_ALLOW_HTTP": "true"}
+    assert DeltaTable(harness.table, storage_options=options).to_pyarrow_table().num_rows == 100
+    rows = DeltaTable(harness.table, storage_options=options).to_pyarrow_dataset()
+    assert duckdb.from_arrow(rows).aggregate("count(*), sum(seq)").fetchall() == [(100, 5050)]
+    frame = pl.scan_delta(harness.table, storage_options=options).select(pl.col("seq").sum()).collect()
+    assert frame.item() == 5050
+
+
+def wrong_key(server: S3Server) -> dict[str, str]:
+    return s3_options(server) | {"AWS_SECRET_ACCESS_KEY": "not-the-secret-key"}
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_store_that_refuses_is_an_error_without_secrets(s3_server: S3Server, write: bool) -> None:
+    for address, options in (
+        (f"s3://{BUCKET}/refused", wrong_key(s3_server)),
+        ("s3://no-such-bucket-here/refused", s3_options(s3_server)),
+    ):
+        disk, path = table_formats.find_place(address, "the table", options)
+        with pytest.raises(StoreDenied, match="check the bucket, the credentials") as caught:
+            table_formats.open_table(disk, path, write=write)
+        for secret in (SECRET_KEY, ACCESS_KEY, "not-the-secret-key"):
+            assert secret not in str(caught.value)
+
+
+def test_a_store_that_is_away_is_an_error(s3_server: S3Server) -> None:
+    options = s3_options(s3_server) | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    disk, path = table_formats.find_place(f"s3://{BUCKET}/away", "the table", options)
+    with pytest.raises(StoreUnavailable, match="nothing was changed") as caught:
+        table_formats.open_table(disk, path, write=True)
+    assert caught.value.retryable
+
+
+def test_no_secret_is_in_a_table_or_a_repr(harness: PipelineHarness) -> None:
+    harness.fill(20)
+    harness.export_once()
+    for name in objects(harness):
+        file = harness.disk.open(f"{harness.table}/{name}")
+        content = file.read(0, file.size())
+        file.close()
+        assert SECRET_KEY.encode() not in content
+        assert ACCESS_KEY.encode() not in content
+    sent = pickle.loads(pickle.dumps(harness.disk))
+    assert SECRET_KEY not in f"{harness.disk!r} {sent!r} {sent.options!r}"
+    with closing(table_formats.open_table(sent, harness.table, write=False)) as table:
+        assert table.last_commit() is not None
+
+
+def test_there_is_no_table(s3_server: S3Server) -> None:
+    disk, path = s3_table(s3_server, "nothing")
+    with pytest.raises(NotFound, match="there is no table at s3://"):
+        table_formats.open_table(disk, path, write=False)
+
+
+REFUSED: dict[str, tuple[str, dict[str, str]]] = {
+    "an unknown option": ("s3://b/t", {"aws_secret": "hush"}),
+    "a whole bucket": ("s3://b", {}),
+    "no bucket": ("s3:///t", {}),
+    "an option of another store": ("gs://b/t", {"AWS_REGION": "x"}),
+    "a user in a bucket of Google": ("gs://u:hush@b/t", {}),
+    "a password of a container": ("abfs://c:hush@a.dfs.core.windows.net/t", {}),
+    "a fragment": ("s3://b/t#x", {"region": "x"}),
+    "options of a directory": ("/lake/t", {"region": "x"}),
+    "a query that does not read": ("s3://b/t?hush", {}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_address_that_is_not_understood_is_refused(case: str) -> None:
+    address, options = REFUSED[case]
+    with pytest.raises(BadInput, match="nothing was done") as caught:
+        table_formats.find_place(address, "the table", options)
+    assert "hush" not in str(caught.value)
+
+
+S3_FORMS: dict[str, Callable[[], tuple[str, dict[str, str]]]] = {
+    "deltalake": lambda: (
+        "s3://b/t",
+        {"aws_access_key_id": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": "http://h:1", "region": "r"},
+    ),
+    "pyarrow": lambda: (
+        "s3a://b/t/",
+        {"access_key": "k", "secret_key": "s", "endpoint_override": "h:1", "scheme": "http", "region": "r"},
+    ),
+    "pyiceberg": lambda: (
+        "s3://b/t",
+        {"s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.endpoint": "http://h:1", "s3.region": "r"},
+    ),
+    "address": lambda: ("s3://k:s@b/t?endpoint_override=h:1&scheme=http&region=r", {}),
+}
+
+
+@pytest.mark.parametrize("form", S3_FORMS)
+def test_every_form_of_the_options_of_s3_means_the_same(form: str) -> None:
+    disk, path = table_formats.find_place(S3_FORMS[form]()[0], "the table", S3_FORMS[form]()[1])
+    assert isinstance(disk, BucketDisk)
+    assert path == "s3://b/t"
+    assert disk.options.to_arrow() == {
+        "access_key": "k",
+        "secret_key": "s",
+        "endpoint_override": "h:1",
+        "scheme": "http",
+        "region": "r",
+    }
+    assert disk.options.to_delta() == {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_ENDPOINT_URL": "http://h:1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "r",
+    }
+
+
+def test_the_endpoint_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:1")
+    disk, _ = table_formats.find_place("s3://b/t", "the table", None)
+    assert isinstance(disk, BucketDisk)
+    assert disk.options.to_delta() == {
+        "AWS_ENDPOINT_URL": "http://h:1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+    }
+
+
+def test_options_of_google_and_azure() -> None:
+    disk, path = table_formats.find_place("abfss://c@acc.dfs.core.windows.net/t", "the table", {"account_key": "a2V5"})
+    assert isinstance(disk, BucketDisk)
+    assert path == "abfss://c@acc.dfs.core.windows.net/t"
+    assert disk.options.to_arrow() == {"account_name": "acc", "account_key": "a2V5"}
+    assert disk.options.to_delta() == {
+        "AZURE_STORAGE_ACCOUNT_NAME": "acc",
+        "AZURE_STORAGE_ACCOUNT_KEY": "a2V5",
+    }
+    disk, path = table_formats.find_place("gcs://b/t", "the table", {"anonymous": "True"})
+    assert isinstance(disk, BucketDisk)
+    assert (path, disk.options.to_arrow()) == ("gs://b/t", {"anonymous": True})
