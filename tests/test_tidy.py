@@ -455,6 +455,7 @@ EXCUSES = (
         "it asks a socket how many bytes wait in it, which is no file",
         ("fcntl.ioctl",),
     ),
+    Excuse("server/read_tokens.py", "chance", "whoever has the secret can sign tokens: it must not be guessed"),
     Excuse("server/push/topic_stream.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/sink_backends.py", "a wait", "queries that write into one directory take turns"),
     Excuse("client/http.py", "a wait", "a server that is away is asked again after a pause"),
@@ -724,10 +725,11 @@ _LEFTOVERS = {
 _MAY_PRINT = ("src/tidelog/cli/", "benchmarks/", "tests/soak/", "tests/mutation/")  # commands
 _MAY_SKIP = (
     "tests/crash/faultfs/",
+    "tests/e2e/test_browser.py",
     "tests/kit/small_disk.py",
     "tests/regressions/test_foreign_programs.py",  # the complete data of the original programs is not in the repository
     "tests/spark/test_declarative.py",
-)  # a machine without FUSE or root, or without the packages of Declarative Pipelines
+)  # a machine without FUSE, root or a browser, or without the packages of Declarative Pipelines
 _TREES = ("src/", "tests/", "benchmarks/", "docs/")
 
 

@@ -34,6 +34,12 @@ READ_BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000  # of a long poll
 WATCH_TOPICS_MAX: Final = 256
 HEARTBEAT_MS_MAX: Final = 60_000
+HEARTBEAT_MS_DEFAULT: Final = 15_000
+WATCH_BYTES: Final = 262_144  # of a page of a watch, where the client gives no limit
+TOKEN_TTL_MS: Final = 300_000  # of a read token, where the client gives none
+TOKEN_TTL_MS_MIN: Final = 1_000
+TOKEN_TTL_MS_MAX: Final = 86_400_000
+TOKEN_NAMES_MAX: Final = 32
 PAGE_SIZE: Final = 100  # rows of a page of a list
 PAGE_SIZE_MAX: Final = 1_000
 GAPS_LIMIT: Final = 100
@@ -207,10 +213,10 @@ class Watch(Struct):
     ]
     node: Nodes = None
     limit: PageLimit = READ_LIMIT
-    max_batch_bytes: PageBytes = 262_144
+    max_batch_bytes: PageBytes = WATCH_BYTES
     heartbeat_ms: Annotated[
         U64, described("The longest time without an event.", minimum=1_000, maximum=HEARTBEAT_MS_MAX)
-    ] = 15_000
+    ] = HEARTBEAT_MS_DEFAULT
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
@@ -218,6 +224,22 @@ class Watch(Struct):
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes, self.heartbeat_ms)
+
+
+class ReadTokenToMake(Struct):
+    """topics, prefixes or both."""
+
+    topics: Annotated[list[TopicName], described(maxItems=TOKEN_NAMES_MAX)] = []
+    prefixes: Annotated[
+        list[str],
+        described(maxItems=TOKEN_NAMES_MAX, description="Of names of topics, now and later."),
+    ] = []
+    ttl_ms: Annotated[
+        U64, described("The time until it expires.", minimum=TOKEN_TTL_MS_MIN, maximum=TOKEN_TTL_MS_MAX)
+    ] = TOKEN_TTL_MS
+
+    def __post_init__(self) -> None:
+        check_u64(self.ttl_ms)
 
 
 class RouterToMake(Struct):

@@ -2,8 +2,8 @@
 
 Method: Schemathesis reads `GET /v0/openapi.json` and makes requests of it, good ones and spoilt ones, alone and one
 after another, in a process of its own. It is derandomized and has no deadline, so that a slow machine is only slow.
-The streams that have no end are left out: test_watch.py, test_ws.py, test_work.py and test_channel_delivery.py have
-them.
+The streams that have no end are left out: test_watch.py, test_ws.py, test_work.py, test_channel_delivery.py and the
+unit tests of events have them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 KEY: Final = "k3y"
 CASES: Final = 2  # of an operation in `make test`, beside those that are worked out of its schema
 CASES_LONG: Final = 12  # in `make crash`
-ENDLESS: Final = ("followWatch", "socket", "work", "followChannel")
+ENDLESS: Final = ("followWatch", "socket", "work", "followChannel", "followTopic")
 EXCEPT: Final = {
     "negative_data_rejection": "by contract unknown fields are ignored, and a parameter that does not parse is absent",
     "positive_data_acceptance": "a schema cannot say which names exist, nor rules between fields and a topic's state",

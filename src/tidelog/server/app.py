@@ -32,12 +32,13 @@ from tidelog.http.interface import (
     Upgrade,
 )
 from tidelog.server import metrics
-from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, bearer_token
+from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, Principal, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
     backups,
     bulk_write,
     channels,
+    events,
     group_leases,
     large_records,
     queues,
@@ -121,6 +122,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/v0/topics/{topic}/stream",
         "topics",
         {"POST": Endpoint(large_records.append_stream, _WRITE, accepts_large_body=True, streams_all=True)},
+    ),
+    Route(
+        "/v0/topics/{topic}/events", "topics", {"GET": Endpoint(events.follow_topic, _READ, read_token_in_query=True)}
     ),
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(records.seek_by_time, _READ)}),
     Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim_jobs, _READ_WRITE, fast_kind="claim")}),
@@ -222,6 +226,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _channel_route("push", "POST", channels.push_to_channel, channels.PUSH.scopes),
     _channel_route("pop", "POST", channels.pop_from_channel, channels.POP.scopes),
     _channel_route("clear", "POST", channels.clear_channel, channels.CLEAR.scopes),
+    Route("/v0/tokens", "", {"POST": Endpoint(events.create_token, _READ)}),
     Route("/v0/watch", "", {"POST": Endpoint(sse.create_watch, _READ)}),
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(sse.stream_watch, handler_authenticates=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(websocket.open_websocket)}),
@@ -287,6 +292,8 @@ class App:
         call = RequestContext(self, self.service, request)
         request.context = call
         try:
+            if request.method == "OPTIONS" and self.service.auth.cors.is_preflight(request):
+                return self._finish(call, self._preflight(call))
             self._admit(call)
         except ApiError as problem:
             return self._finish(call, problem.response())
@@ -327,6 +334,8 @@ class App:
         call = RequestContext(self, self.service, request)
         is_special = request.query or any(name in _UNCACHEABLE_HEADERS for name, _ in request.headers)
         content_type = request.header(b"content-type") or b""
+        if self.service.auth.cors and request.header(b"origin") is not None:
+            return None  # its responses have headers of CORS
         if is_special or not content_type.startswith(JSON_TYPE) or self._large_body.bytes_max < FAST_REQUEST_BYTES_MAX:
             return None
         try:
@@ -395,6 +404,8 @@ class App:
         )
         if not isinstance(response, Upgrade):
             response.headers = (*response.headers, (b"x-request-id", context.request_id))
+            if self.service.auth.cors:
+                response.headers = (*response.headers, *self.service.auth.cors.response_headers(context.request))
         return response
 
     def _release(self, context: RequestContext) -> None:
@@ -448,11 +459,24 @@ class App:
         if context.path_names and context.path_names[0].startswith(OWN) and endpoint.scopes - {READ}:
             check_topic_name(context.path_names[0])  # raises: the engine's own topics are read-only
 
+    def _preflight(self, context: RequestContext) -> Response:
+        """Answer a browser that asks, before it sends a request of a page, what the page may send. No key comes with
+        the question, and nothing is done."""
+        request, auth = context.request, self.service.auth
+        auth.origins.check(request, changes=False, is_public=False)
+        match = self._find_route(request.path)
+        if match is None:
+            raise ApiError("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
+        context.route_path = match.route.path
+        return auth.cors.preflight_response(request, sorted(match.route.methods))
+
     def _authorize(self, context: RequestContext, endpoint: Endpoint | None, match: RouteMatch | None) -> None:
         secret = bearer_token(context.request.header(b"authorization"))
         if secret is None and endpoint is not None and endpoint.token_in_query:
             secret = context.query.text("token")
         principal = None if secret is None else self.service.auth.keys.find(secret)
+        if secret is None and endpoint is not None and endpoint.read_token_in_query:
+            principal = self._verify_read_token(context, context.query.text("token"), match)
         if principal is None:
             raise ApiError("unauthorized", "a valid key is needed: Authorization: Bearer <key>; nothing was done")
         context.principal = principal
@@ -472,6 +496,26 @@ class App:
             and not principal.may_use_name(match.path_names[0])
         ):
             raise ApiError("forbidden", "this key is not for that name; nothing was done")
+
+    def _verify_read_token(
+        self, context: RequestContext, token: str | None, match: RouteMatch | None
+    ) -> Principal | None:
+        """Return the key that a read token stands for; None without a valid token. Raises ApiError for a token that has
+        expired or is for other topics."""
+        tokens = self.service.read_tokens
+        grant = None if token is None else tokens.verify(token)
+        if grant is None:
+            return None
+        if tokens.has_expired(grant):
+            raise ApiError(
+                "unauthorized",
+                "this token has expired; nothing was done, have the application give the page a new one",
+                {"reason": "token_expired"},
+            )
+        if match is None or not grant.allows(match.path_names[0]):
+            raise ApiError("forbidden", "this token is not for that topic; nothing was done")
+        context.grant = grant
+        return tokens.find_key(grant, self.service.auth.keys)
 
 
 def _route_path(path: str) -> str:

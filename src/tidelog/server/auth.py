@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -28,6 +29,7 @@ from tidelog.channels.rules import is_user
 from tidelog.errors import BadInput
 from tidelog.http.interface import Request
 from tidelog.server.config import ServerConfig, is_loopback
+from tidelog.server.cors import CorsPolicy
 from tidelog.server.errors import ApiError
 
 READ: Final = "read"
@@ -88,6 +90,9 @@ class Keyring:
     def contains(self, principal: Principal) -> bool:
         """Whether the key of a principal is one of these, with the same scopes and prefixes."""
         return self.is_empty or principal in self._principals
+
+    def __iter__(self) -> Iterator[Principal]:
+        return iter(self._principals)
 
     def find(self, secret: str) -> Principal | None:
         digest = sha256(secret.encode("utf-8", "surrogateescape")).digest()
@@ -194,7 +199,7 @@ class ConcurrencyLimit:
                 del self._by_key[key]
 
 
-_ANY_NAME: Final = "*"
+ANY_ORIGIN: Final = "*"
 _SAME_SITE_VALUES: Final = (b"same-origin", b"none")  # none: the user typed it
 _SCHEMES: Final = ("http", "https")
 _HOST: Final = re.compile(
@@ -221,16 +226,17 @@ class OriginPolicy:
     def __init__(self, host: str, allowed_hosts: str, allowed_origins: str, *, keys: bool) -> None:
         """`host` is the address to listen on. `keys`: requests need one, and then any host is accepted unless some are
         named."""
-        self._hosts = frozenset(_split_list(allowed_hosts))
-        self._origins = frozenset(_split_list(allowed_origins))
-        for origin in self._origins - {_ANY_NAME}:
+        self._hosts = frozenset(split_list(allowed_hosts))
+        self._origins = frozenset(split_list(allowed_origins))
+        for origin in self._origins - {ANY_ORIGIN}:
             if "://" not in origin or origin.endswith("/"):
                 raise BadInput(
-                    f"allowed_origins names {origin!r}; an origin is scheme://host[:port], without a slash at its end"
+                    f"allowed_origins or cors_origins names {origin!r}; an origin is scheme://host[:port], without a "
+                    "slash at its end"
                 )
         self._listen_name = _host_name(host.lower() if ":" not in host else f"[{host}]")
         self._accepts_addresses = not is_loopback(self._listen_name)
-        self._checks_hosts = _ANY_NAME not in self._hosts and (bool(self._hosts) or not keys)
+        self._checks_hosts = ANY_ORIGIN not in self._hosts and (bool(self._hosts) or not keys)
         self._is_known_host = lru_cache(1024)(self._check_host)
 
     def check(self, request: Request, *, changes: bool, is_public: bool) -> None:
@@ -268,7 +274,7 @@ class OriginPolicy:
             and _host_name(authority) != ""
             and authority == host.decode("latin-1").strip().lower()
         )
-        if not (own or text in self._origins or _ANY_NAME in self._origins):
+        if not (own or text in self._origins or ANY_ORIGIN in self._origins):
             raise ApiError(
                 "forbidden",
                 f"a page of {text[:80]!r} may not use this server; nothing was done, name it in "
@@ -285,7 +291,7 @@ class OriginPolicy:
         return self._accepts_addresses and _is_address(name)  # DNS cannot redirect an address
 
 
-def _split_list(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     return [each.strip().lower() for each in text.split(",") if each.strip()]
 
 
@@ -319,6 +325,7 @@ class AccessControl:
     def __init__(self, config: ServerConfig) -> None:
         self.keys = Keyring(config.api_keys)
         self.origins = _origin_policy(config, self.keys)
+        self.cors = CorsPolicy(split_list(config.cors_origins))
         self.generation = 0  # of keys and origins: a cached head that an older one admitted is checked again
         self.inflight_limit = ConcurrencyLimit("requests in flight", 0, config.max_inflight_per_key)
         self.stream_limit = ConcurrencyLimit(
@@ -334,6 +341,7 @@ class AccessControl:
                 "keys cannot be added to a server without any, nor all be removed, while it runs; restart it"
             )
         self.origins = _origin_policy(config, keys)  # first: it may raise
+        self.cors = CorsPolicy(split_list(config.cors_origins))
         self.keys = keys
         self.generation += 1
         for slot in list(self.stream_slots):
@@ -342,4 +350,10 @@ class AccessControl:
 
 
 def _origin_policy(config: ServerConfig, keys: Keyring) -> OriginPolicy:
-    return OriginPolicy(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.is_empty)
+    if keys.is_empty and ANY_ORIGIN in split_list(config.cors_origins):
+        raise BadInput(
+            "cors_origins is '*' and there are no keys: every web page that a user of this machine opens could read "
+            "and write all topics; the server was not started, name the origins or set keys"
+        )
+    origins = f"{config.allowed_origins},{config.cors_origins}"
+    return OriginPolicy(config.host, config.allowed_hosts, origins, keys=not keys.is_empty)

@@ -54,6 +54,12 @@ class ServerConfig:
     allowed_origins: str = ""
     """Origins (`https://host[:port]`) whose pages may use the server besides its own, comma-separated; `*`: all."""
 
+    cors_origins: str = ""
+    """Origins whose pages may also read responses (CORS), comma-separated; `*`: all, on a server with keys."""
+
+    token_secret: str = field(default="", repr=False)
+    """Signs the read tokens of browsers, at least 32 characters: tokens survive a restart then. Empty: a random one."""
+
     probe_auth: bool = False
     """Require a key for health and readiness too."""
 
@@ -238,7 +244,8 @@ _TIME_UNITS_MS: dict[str, int] = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m":
 _NUMBER = re.compile(r"(\d{1,18})\s*([A-Za-z]*)", re.ASCII)
 _ENV_PREFIX = "TIDELOG_"
 _TURN_UNITS_MIN = 4  # one request
-RELOADABLE_SETTINGS = ("api_keys", "allowed_hosts", "allowed_origins", "log_level")
+_TOKEN_SECRET_CHARS_MIN = 32
+RELOADABLE_SETTINGS = ("api_keys", "allowed_hosts", "allowed_origins", "cors_origins", "log_level")
 """Settings that take effect on SIGHUP; the others need a restart."""
 
 
@@ -336,6 +343,11 @@ def check_config(config: ServerConfig) -> None:
     """Raise BadInput for settings that are invalid or unsafe."""
     if not 0 <= config.port <= 65_535:
         raise BadInput(f"port is {config.port}, it must be from 0 to 65535; the server was not started")
+    if 0 < len(config.token_secret) < _TOKEN_SECRET_CHARS_MIN:
+        raise BadInput(
+            f"token_secret has {len(config.token_secret)} characters, it must have at least {_TOKEN_SECRET_CHARS_MIN}, "
+            "or it could be guessed from a token; the server was not started"
+        )
     if config.turn_units < _TURN_UNITS_MIN or config.write_timeout_ms < 1:
         raise BadInput(
             f"turn_units is {config.turn_units} and must be at least {_TURN_UNITS_MIN}; write_timeout_ms is "

@@ -29,9 +29,9 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
-from tidelog.channels import ChannelLimits
+from tidelog.channels import ChannelLimits, ChannelManager
 from tidelog.clock import Clock, SystemClock
-from tidelog.database import engine_of
+from tidelog.database import Database, engine_of
 from tidelog.database import open as open_database
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
@@ -39,7 +39,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.engine import EngineConfig
 from tidelog.engine.results import STARTUP_PASSES
 from tidelog.engine.startup import check_not_locked
-from tidelog.errors import Error
+from tidelog.errors import BadInput, Closed, Error
 from tidelog.http.asgi import AsgiAdapter, Receive, Scope, Send
 from tidelog.http.interface import BodyPolicy, Exchange, Request, Response
 from tidelog.http.limits import Limits
@@ -115,12 +115,10 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None],
     try:
         if url is not None:
             engine_of(database).announce_server(url)
-        manager = await service.run_blocking(lambda: database.channels)
-        service.on_recovered(database)
+        manager = await attach(service, database)
     except BaseException:
         await service.run_blocking(database.close)
         raise
-    service.channels.set_manager(manager)
     report = database.report
     took_s = (clock.monotonic_ms() - started_ms) / 1000
     log_line(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
@@ -130,18 +128,32 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None],
         log_line(f"  {manager.report.restored} channels restored, {len(manager.report.skipped)} skipped")
 
 
+async def attach(service: Service, database: Database) -> ChannelManager:
+    """Serve an open database."""
+    manager = await service.run_blocking(lambda: database.channels)
+    service.on_recovered(database)
+    service.channels.set_manager(manager)
+    return manager
+
+
 async def end_streams(service: Service) -> None:
     """End every stream and wait, and wait until the streams have ended."""
     service.stop()
     await service.wait_streams_closed(_STREAM_DRAIN_MS / 1000)
 
 
-async def close_service(service: Service) -> None:
-    """Write a last checkpoint and close the directory."""
+async def close_service(service: Service, *, keep_database: bool = False) -> None:
+    """Write a last checkpoint and close the directory. `keep_database`: leave it open, for its other users."""
     await service.finish_tasks()
     if service.is_ready:
         service.writes.close()
-        await service.run_blocking(service.database.close)
+        shards, database = service.engine.shards, service.database
+
+        def detach() -> None:
+            for shard in shards:
+                shard.disable_async()
+
+        await service.run_blocking(detach if keep_database else database.close)
     service.close()
 
 
@@ -339,16 +351,30 @@ async def shutdown(started: RunningServer) -> None:
     await close_service(service)
 
 
-def asgi(config: ServerConfig, *, clock: Clock | None = None, disk: Disk | None = None) -> AsgiApp:
-    """Create an ASGI application over the topics of a directory. Nothing is opened before it starts."""
-    return AsgiApp(config, clock or SystemClock(), disk or PosixDisk())
+def asgi(
+    config: ServerConfig | None = None,
+    *,
+    log: Database | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> AsgiApp:
+    """Create an ASGI application over the topics of a directory. Nothing is opened before it starts.
+
+    Args:
+        config: settings; those of the listener (host, port, sockets) belong to the ASGI server.
+        log: an open database to serve, in place of the directory of the settings. Settings of the engine (limits,
+            segments, WAL) are those that it was opened with. The application neither closes it nor outlives it.
+    """
+    return AsgiApp(config or ServerConfig(), clock or SystemClock(), disk or PosixDisk(), log)
 
 
 class AsgiApp:
     """Started and stopped by its server's lifespan, or by `async with` where a framework does not forward that."""
 
-    def __init__(self, config: ServerConfig, clock: Clock, disk: Disk) -> None:
-        self._config, self._clock, self._disk = config, clock, disk
+    def __init__(self, config: ServerConfig, clock: Clock, disk: Disk, log: Database | None = None) -> None:
+        if log is not None:
+            _check_can_serve(config, log)
+        self._config, self._clock, self._disk, self._log = config, clock, disk, log
         self._not_started = AsgiAdapter(_NotStartedApp(), startup=self._start, shutdown=self._stop)
         self._asgi = self._not_started
         self._service: Service | None = None
@@ -365,27 +391,57 @@ class AsgiApp:
     ) -> None:
         await self._stop()
 
+    @property
+    def database(self) -> Database:
+        """The database that is served, for the code around the application: one engine has both. Its calls may wait for
+        the disk; call them in a thread, as a framework does with functions that are not `async`."""
+        if self._log is not None:
+            return self._log
+        if self._service is None:
+            raise Closed(
+                "the application was not started, or was stopped, and has no database; nothing was done, use it while "
+                "the lifespan runs, or pass an open one: asgi(log=database)"
+            )
+        return self._service.database
+
     async def _start(self) -> None:
-        assert self._service is None, "started twice"
+        if self._service is not None:
+            raise BadInput("the application is running; nothing was done, start it once")
         loop = asyncio.get_running_loop()
-        service = Service(self._config, self._clock, loop)
-        ready = loop.create_task(recover(service, self._disk, _log.info))
+        service, log = Service(self._config, self._clock, loop), self._log
+        ready: asyncio.Task[object] = loop.create_task(
+            recover(service, self._disk, _log.info) if log is None else attach(service, log)
+        )
         try:
             await asyncio.shield(ready)
         except BaseException:
             with suppress(Exception):
                 await ready  # recovery is not abandoned: its engine would stay open
-            await close_service(service)
+            await close_service(service, keep_database=log is not None)
             raise
         self._service, self._asgi = service, AsgiAdapter(App(service))
 
     async def _stop(self) -> None:
-        """Close the directory. The server has ended or abandoned its requests before."""
+        """Close the directory, unless it was opened elsewhere. The server has ended or abandoned its requests."""
         service = self._service
         if service is not None:
             self._service, self._asgi = None, self._not_started
             await end_streams(service)
-            await close_service(service)
+            await close_service(service, keep_database=self._log is not None)
+
+
+def _check_can_serve(config: ServerConfig, log: Database) -> None:
+    """Raise BadInput for a database that an application cannot serve."""
+    engine = engine_of(log)
+    if config.data_dir not in (ServerConfig().data_dir, engine.context.root):
+        raise BadInput(
+            f"data_dir is {config.data_dir!r} and log is open at {engine.context.root!r}; nothing was done, leave "
+            "data_dir out"
+        )
+    if not engine.shards:
+        raise BadInput("log was opened read_only, and a server writes; nothing was done, open it for writing")
+    if config.commit == "beside" and not all(shard.has_writer_thread for shard in engine.shards):
+        raise BadInput("log was opened with threads=False; nothing was done, open it with threads")
 
 
 class _NotStartedApp:

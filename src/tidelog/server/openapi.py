@@ -331,6 +331,7 @@ _ERRORS_OF_SECURED_ROUTES: Final = ("throttled", "internal", "not_ready", "shutt
 _SECURITY_SCHEMES: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key with the scopes of the operation."},
     "token": {"type": "apiKey", "in": "query", "name": "token", "description": "For clients that cannot set headers."},
+    "readToken": {"type": "apiKey", "in": "query", "name": "token", "description": "A token of POST /v0/tokens."},
 }
 
 
@@ -371,6 +372,8 @@ _SCOPE_ORDER: Final = ("read", "write", "delete", "admin")
 def _security_names(endpoint: Endpoint) -> tuple[str, ...]:
     if endpoint.is_probe:
         return ()
+    if endpoint.read_token_in_query:
+        return ("bearer", "readToken")
     return ("bearer", "token") if endpoint.token_in_query or endpoint.handler_authenticates else ("bearer",)
 
 

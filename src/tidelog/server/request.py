@@ -17,6 +17,7 @@ from tidelog.errors import Error, TopicNotFound
 from tidelog.http.interface import AnyResponse, Exchange, Request, Response
 from tidelog.server.auth import ANONYMOUS, Principal
 from tidelog.server.errors import ApiError
+from tidelog.server.read_tokens import ReadGrant
 from tidelog.server.response_types import TimedBody
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Endpoint:
     is_probe: bool = False
     before_recovery: bool = False  # available before the log is recovered
     handler_authenticates: bool = False
-    token_in_query: bool = False  # for clients that cannot set headers
+    token_in_query: bool = False  # a key, for clients that cannot set headers
+    read_token_in_query: bool = False  # a read token, and no key
     accepts_large_body: bool = False  # up to `max_body_bytes`; other bodies are small
     streamed_types: frozenset[bytes] = frozenset()  # content types whose bodies are passed on in pieces
     streams_all: bool = False  # bodies of every content type are
@@ -111,6 +113,7 @@ class RequestContext:
         "endpoint",
         "exchange",
         "generation",
+        "grant",
         "path_names",
         "principal",
         "query",
@@ -125,6 +128,7 @@ class RequestContext:
         self.started_us = service.clock.monotonic_us()
         self.generation = service.auth.generation  # of the keys that its head was checked with
         self.principal: Principal = ANONYMOUS
+        self.grant: ReadGrant | None = None  # of the read token that it was admitted by
         self.query = QueryParams(request.query) if request.query else _EMPTY_QUERY
         self.path_names: tuple[str, ...] = ()
         self.route_path = ""  # of the route, for metrics

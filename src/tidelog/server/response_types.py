@@ -420,6 +420,13 @@ class WatchSession(TimedBody):
     topics: dict[str, Watermarks]
 
 
+class ReadToken(TimedBody):
+    token: str
+    expires_ms: TimestampMs
+    topics: list[str]
+    prefixes: list[str]
+
+
 # ── routers ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,6 +1,6 @@
 """The state that all handlers share, grouped by owner.
 
-    auth      keys, origins, limits of requests and streams
+    auth      keys, origins, limits of requests and streams; `read_tokens` of browsers
     writes    the write pipeline, once the log is recovered
     push      notification of readers: scheduler, notifiers, claim queues, watch sessions, page cache
     channels  channels and their threads
@@ -39,6 +39,7 @@ from tidelog.server.push.notifier import Notifiers, NotifyScheduler
 from tidelog.server.push.page_cache import PageCache
 from tidelog.server.push.scheduling import Governor
 from tidelog.server.push.topic_stream import WatchSessions
+from tidelog.server.read_tokens import ReadTokens
 from tidelog.server.write_pipeline import WritePipeline
 
 T = TypeVar("T")
@@ -73,8 +74,9 @@ class Service:
 
     def __init__(self, config: ServerConfig, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.auth = AccessControl(config)
-        self.config = replace(config, api_keys="")  # the keyring has their digests
+        self.config = replace(config, api_keys="", token_secret="")  # others have their digests
         self.clock, self.loop = clock, loop
+        self.read_tokens = ReadTokens(self.now_ms, config.token_secret)
         self.health = HealthMonitor("server", self.now_ms)  # of work on the loop; the engine has its own
         self.push = PushState(self)
         hook = load_hook(config.hook)

@@ -463,6 +463,15 @@ class Shard:
         self._fsync_thread = self._fsync_thread or FsyncThread(f"tidelog sync {self.directory}")
         return self._fsync_thread.descriptor
 
+    def disable_async(self) -> None:
+        """Undo `enable_async`, of an event loop that ends before the shard. Finishes the batch in flight."""
+        with self._hold_commit_lock():
+            fsync_thread, self._fsync_thread = self._fsync_thread, None
+            self._on_finished_elsewhere = lambda: None
+            self.window_ms = lambda: 0.0
+        if fsync_thread is not None:
+            fsync_thread.close()
+
     @property
     def has_inflight_batch(self) -> bool:
         """Whether a batch was begun and is not finished."""

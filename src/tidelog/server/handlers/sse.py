@@ -141,7 +141,7 @@ def stream_watch(context: RequestContext) -> AnyResponse:
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
     topics = {name: service.engine.find(name) for name in session.epochs}
     epochs = {name: topic.epoch for name, topic in topics.items() if topic is not None}
-    cursors = session.stream_cursors(_decode_last_event_id(request.header(b"last-event-id")), epochs)
+    cursors = session.stream_cursors(decode_last_event_id(request.header(b"last-event-id")), epochs)
     slot = StreamSlot(
         service, session.principal, partial(service.push.watch_sessions.on_stream_closed, session, cursors)
     )
@@ -164,7 +164,7 @@ def _authenticate(context: RequestContext) -> Principal:
     return principal
 
 
-def _decode_last_event_id(header: bytes | None) -> dict[str, int]:
+def decode_last_event_id(header: bytes | None) -> dict[str, int]:
     """Decode the cursors of the last event that the client got; an id that is none of ours is ignored."""
     if not header:
         return {}

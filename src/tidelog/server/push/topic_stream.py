@@ -334,7 +334,7 @@ class Heartbeat:
 
 TTL_MS: Final = 300_000
 _SESSION_ID_BYTES: Final = 16
-_EPOCH_PREFIX: Final = "\0"  # before a topic's name, in cursors; no name has it
+EPOCH_PREFIX: Final = "\0"  # before a topic's name, in cursors; no name has it
 
 
 @dataclass(slots=True, eq=False)
@@ -370,9 +370,9 @@ class WatchSession:
         for name, epoch in epochs.items():
             if epoch != self.epochs[name]:
                 known = last_event_id if name in last_event_id else self.cursors
-                if known.get(_EPOCH_PREFIX + name) != epoch or known[name] == SEQ_MAX:
+                if known.get(EPOCH_PREFIX + name) != epoch or known[name] == SEQ_MAX:
                     cursors[name] = SEQ_MAX
-                cursors[_EPOCH_PREFIX + name] = epoch
+                cursors[EPOCH_PREFIX + name] = epoch
         return cursors
 
     def on_stream_opened(self, cursors: dict[str, int]) -> None:
