@@ -10,6 +10,7 @@ import tidelog
 from tidelog import backup
 from tidelog.database import engine_of
 from tidelog.engine import recovery
+from tidelog.errors import StoreUnavailable
 from tidelog.testing import ManualClock, SimDisk
 
 TINY: dict[str, Any] = {"segment_events_max": 8, "wal_file_bytes": 4096, "head_reserve": 4}
@@ -180,3 +181,141 @@ def test_a_read_goes_on_in_the_new_files_if_its_cold_object_is_deleted_meanwhile
         monkeypatch.setattr(cold, "read", change_first)
         assert [seq for seq, _ in read_all(topic)] == [1, 2, 4, 5, 6, 7, 8]
         assert not db.health().corrupt
+
+
+def test_backup_has_a_topic_that_is_dropped_after_it_was_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its object was deleted between the listing and the pin of the snapshot, and the backup failed."""
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        db.topic("kept").append(b"kept")
+        db.topic("t", durability="fsync").append([b"%d" % number * 50 for number in range(8)])
+        db.checkpoint()
+        assert db.relocate().segments == 1
+        engine = engine_of(db)
+        list_ids = engine._list_topic_ids
+
+        def drop_after_listing() -> set[int]:
+            listed = list_ids()
+            db.drop("t")
+            engine._tiers.relocate([])  # deletes what no manifest names
+            return listed
+
+        monkeypatch.setattr(engine, "_list_topic_ids", drop_after_listing)
+        made = db.backup("backups")
+    assert set(made.topics) == {"kept"}
+    assert not backup.verify("backups", disk=disk).problems
+    backup.restore("backups", "new", disk=disk)
+    with open_database(disk, "new") as db:
+        assert db.names() == ["kept"]
+        assert not db.report.damage
+
+
+@pytest.mark.parametrize("missing", ["used", "idle"])
+def test_verify_finds_a_topic_that_the_list_of_a_backup_lacks(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list was taken as it was: files of a topic that is not in it were not looked for."""
+    disk = SimDisk()
+    with open_database(disk) as db:
+        for name in ("used", "idle"):
+            db.topic(name, durability="fsync").append([b"x"] * 20)
+        db.checkpoint()
+        db.topic("used").append(b"in the WAL")
+        db.topic("dropped").append(b"x")
+        db.drop("dropped")
+        assert not backup.verify("backups", db.backup("backups").id, disk=disk).problems
+        engine = engine_of(db)
+        state = engine.find_topic(missing)
+        assert state is not None
+        list_ids = engine._list_topic_ids
+        monkeypatch.setattr(engine, "_list_topic_ids", lambda: list_ids() - {state.id})
+        made = db.backup("backups")
+    (problem,) = backup.verify("backups", made.id, disk=disk).problems
+    assert problem.startswith(f"topic {missing}: the backup lists no topic")
+
+
+def test_delete_waits_for_no_store_if_the_segments_moved_after_compaction_was_set() -> None:
+    """Segments that were sealed before had no key file, and their objects were read for their keys."""
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        topic = db.topic("t", durability="fsync")
+        for _ in range(3):
+            topic.append([b"%d" % number * 50 for number in range(8)], tag="a")
+        db.checkpoint()
+        topic = db.topic("t", compaction="latest_by_tag")
+        assert db.relocate().segments == 3
+        topic.append(b"new", tag="a")
+        topic.delete(seqs=[25])
+        assert topic.count == 0, "the older values of its key went with it"
+        assert engine_of(db).context.cold.reads == 0
+
+
+def test_delete_in_segments_that_moved_before_compaction_was_set_needs_the_store_until_the_first_compaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0, cold_cache_bytes=0) as db:
+        topic = db.topic("t", durability="fsync")
+        for _ in range(3):
+            topic.append([b"%d" % number * 50 for number in range(8)], tag="a")
+        db.checkpoint()
+        assert db.relocate().segments == 3
+        topic = db.topic("t", compaction="latest_by_tag")
+        topic.append([b"new", b"newest"], tag="a")
+        store = engine_of(db).context.cold
+        read = store.read
+
+        def fail(*_: object) -> memoryview:
+            raise StoreUnavailable("cold", "it is away")
+
+        monkeypatch.setattr(store, "read", fail)
+        with pytest.raises(StoreUnavailable, match="nothing was changed"):
+            topic.delete(seqs=[26])
+        assert topic.count == 26
+        assert topic.append(b"goes on", tag="b").first_seq == 27
+        monkeypatch.setattr(store, "read", read)
+        assert topic.compact().records == 25, "26 replaced them"
+        monkeypatch.setattr(store, "read", fail)
+        topic.delete(seqs=[26])
+        assert [record.seq for record in topic.read(24).records] == [27]
+
+
+def test_erasure_removes_what_an_interrupted_copy_left_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that a kill cut short has a temporary name, which no listing of the store shows."""
+    disk = SimDisk()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(source: str, target: str) -> None:
+        if source.startswith("cold/topics/"):
+            raise Killed
+        rename(source, target)
+
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        topic = db.topic("t", durability="fsync")
+        topic.append([b"needle %d" % number * 50 for number in range(8)])
+        topic.append(b"active")
+        db.checkpoint()
+        rename = disk.rename
+        monkeypatch.setattr(disk, "rename", kill)
+        with pytest.raises(Killed):
+            db.relocate()
+        killed = disk.reboot()
+        monkeypatch.undo()
+    (left,) = (path for path in killed.tree() if path.startswith("cold/topics/"))
+    with open_database(killed, cold="cold", hot_retain_segments=9) as db:
+        receipt = db.topic("t").erase(seqs=list(range(1, 9)))
+    assert left in {file.path for file in receipt.files}
+    assert not [path for path, content in killed.tree().items() if b"needle" in content]
+
+
+def test_next_start_removes_what_an_interrupted_copy_left_in_the_store() -> None:
+    disk = SimDisk()
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        db.topic("t", durability="fsync").append([b"%d" % number * 50 for number in range(8)])
+        db.checkpoint()
+        assert db.relocate().segments == 1
+    disk.write_file("cold/topics/00000001/seg-0000000000000009.data.abc.tmp", b"cut")
+    with open_database(disk, cold="cold") as db:
+        engine_of(db)._tiers.run()
+        assert [path for path in disk.tree() if path.endswith(".tmp")] == []
+        assert len(read_all(db.topic("t"))) == 8

@@ -102,6 +102,9 @@ class BoundedStore:
 
         return iter(self._call(run))
 
+    def remove_leftovers(self, prefix: str = "", /) -> tuple[StoredObject, ...]:
+        return self._call(lambda _: self._store.remove_leftovers(prefix))
+
     def close(self) -> None:
         """End all calls with StoreUnavailable. Threads that hang end with the process."""
         self._closed.set()

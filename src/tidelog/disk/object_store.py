@@ -16,6 +16,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -41,6 +42,7 @@ _DENIED: Final = re.compile(
     r"|Permission denied|PERMISSION_DENIED|AccessControlException|HTTP status 40[13]\b|\b403 Forbidden"
 )
 _OPEN_FILES_MAX: Final = 256
+_TEMPORARY_SUFFIX: Final = ".tmp"
 STORE_ERRORS: Final = (OSError, ValueError, pa.ArrowException)  # what calls of pyarrow raise
 
 
@@ -145,7 +147,7 @@ class ObjectStore:
         self._call(lambda: self._put(path, pieces))
 
     def _put(self, path: str, pieces: Iterable[Buffer]) -> None:
-        target = f"{path}.tmp" if self._renames else path
+        target = f"{path}{_TEMPORARY_SUFFIX}" if self._renames else path
         if self._renames:
             self._store.create_dir(target.rpartition("/")[0], recursive=True)
         stream = self._store.open_output_stream(target)
@@ -235,12 +237,25 @@ class ObjectStore:
         return True
 
     def list(self, prefix: str = "", /) -> Iterator[StoredObject]:
+        return (each for each in self._list(prefix) if not each.key.endswith(_TEMPORARY_SUFFIX))
+
+    def _list(self, prefix: str) -> Iterator[StoredObject]:
         below = join(self._root, prefix.strip("/")) if prefix.strip("/") else self._root
         selector = FileSelector(below, recursive=True, allow_not_found=True)
         for info in self._call(lambda: self._store.get_file_info(selector)):
             key = info.path.removeprefix(f"{self._root}/")
-            if info.type == FileType.File and not key.endswith((".tmp", "/")):
+            if info.type == FileType.File and not key.endswith("/"):
                 yield StoredObject(key, int(info.size))
+
+    def remove_leftovers(self, prefix: str = "", /) -> tuple[StoredObject, ...]:
+        """Of stores that rename. An upload that was cut off leaves parts that no key names and pyarrow cannot list."""
+        if not self._renames:
+            return ()
+        found = tuple(each for each in self._list(prefix) if each.key.endswith(_TEMPORARY_SUFFIX))
+        for each in found:
+            with suppress(FileNotFoundError):
+                self._call(partial(self._store.delete_file, join(self._root, each.key)))
+        return found
 
     def _call(self, call: Callable[[], T]) -> T:
         """Run a call of pyarrow; its errors become those of Tidelog."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -72,6 +72,11 @@ class SegmentStore(Protocol):
 
     def list(self, prefix: str = "", /) -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with the names of `prefix`, however many there are, in any order."""
+        ...
+
+    def remove_leftovers(self, prefix: str = "", /) -> tuple[StoredObject, ...]:
+        """Remove what interrupted puts left below the names of `prefix` under temporary names, and return it. No put
+        runs there."""
         ...
 
 
@@ -195,7 +200,7 @@ class DirectoryStore:
         except OSError as error:
             raise self._error(error) from error
 
-    def _list(self, directory: str) -> Iterator[StoredObject]:
+    def _list(self, directory: str, *, temporary: bool = False) -> Iterator[StoredObject]:
         path = join(self._root, directory) if directory else self._root
         try:
             names = self._disk.list_dir(path)
@@ -205,9 +210,21 @@ class DirectoryStore:
             key = f"{directory}/{name}" if directory else name
             stat = self._disk.stat(join(self._root, key))
             if stat is not None and stat.is_dir:
-                yield from self._list(key)
-            elif stat is not None and _KEY.fullmatch(key) and not key.endswith(_TEMPORARY_SUFFIX):
+                yield from self._list(key, temporary=temporary)
+            elif stat is not None and _KEY.fullmatch(key) and key.endswith(_TEMPORARY_SUFFIX) == temporary:
                 yield StoredObject(key, stat.size)
+
+    def remove_leftovers(self, prefix: str = "", /) -> tuple[StoredObject, ...]:
+        try:
+            found = tuple(self._list(prefix.strip("/"), temporary=True))
+            for directory in sorted({parent_dir(each.key) for each in found if self._remove(each.key)}):
+                sync_directory(self._disk, join(self._root, directory) if directory else self._root)
+        except OSError as error:
+            raise self._error(error) from error
+        return found
+
+    def _remove(self, key: str) -> bool:
+        return remove_if_exists(self._disk, join(self._root, key))
 
     def _error(self, error: OSError) -> StoreUnavailable:
         if error.errno in _DENIED_ERRNOS:
@@ -216,6 +233,38 @@ class DirectoryStore:
             )
         step = "free space there and retry" if error.errno in DISK_FULL_ERRNOS else "repair or mount it and retry"
         return StoreUnavailable(self.address, str(error), step=step)
+
+
+class RangeFile:
+    """An object of a store as a file that is only read."""
+
+    def __init__(self, path: str, size: int, read_range: Callable[[int, int], bytes]) -> None:
+        self._path, self._size, self._read_range = path, size, read_range
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, pos: int, size: int, /) -> bytes:
+        return self._read_range(pos, min(pos + size, self._size)) if pos < self._size else b""
+
+    def map(self) -> memoryview:
+        return memoryview(self.read(0, self._size))
+
+    def close(self) -> None:
+        pass
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise OSError(errno.EROFS, "an object of a store is only read", self._path)
+
+    write = writev = truncate = allocate = sync = _refuse
 
 
 MARKER_KEY: Final = "TIDELOG-STORE"

@@ -8,18 +8,17 @@ WAL by their checksums, sealed segments by their footers. Linked files are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import token_bytes
 from threading import Event
 from typing import Final, NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from tidelog.disk.backup_store import DirectoryStore
 from tidelog.disk.durability import read_file, replace_file
 from tidelog.disk.interface import File, join
+from tidelog.disk.segment_store import RangeFile
 from tidelog.engine.backup_target import (
     LABEL_KEY,
     PIECE_BYTES,
@@ -27,20 +26,21 @@ from tidelog.engine.backup_target import (
     RUNNING_SUFFIX,
     BackupInfo,
     BackupTarget,
+    TopicHeads,
     describe_backup,
     ids_of,
     manifest_key,
     no_progress,
     running_key,
 )
-from tidelog.engine.cold_reader import ColdDataFile
+from tidelog.engine.cold_reader import open_data_file
 from tidelog.engine.context import EngineContext
 from tidelog.engine.engine import Engine
 from tidelog.engine.manifest import DATABASE_ID_FILE, MANIFEST_DIR, encode_manifest
 from tidelog.engine.results import Progress
 from tidelog.engine.snapshot import EngineSnapshot, SegmentFile, WalExtent
 from tidelog.errors import BadInput, Busy, Corrupt
-from tidelog.formats import backup_manifest, batch, control_frames, frame, sealed_segment, segment_index
+from tidelog.formats import backup_manifest, sealed_segment, segment_index
 from tidelog.formats.backup_manifest import (
     OBJECTS_PREFIX,
     BackupFile,
@@ -50,10 +50,9 @@ from tidelog.formats.backup_manifest import (
     object_key,
     object_prefix,
 )
-from tidelog.formats.frame import APPEND_BATCH, TOPIC_CREATE, TOPIC_DELETE
 from tidelog.version import __version__
 from tidelog.wal import paths
-from tidelog.wal.recovery import FrameWindow, read_frames
+from tidelog.wal.recovery import read_frames
 
 COPYING: Final = "copying files"
 
@@ -240,7 +239,7 @@ class _Creation:
             for row in rows
             for segment in row.segments
         )
-        heads = _TopicHeads(snapshot)
+        heads = TopicHeads(snapshot.manifest, snapshot.live)
         for extent in snapshot.wal:
             self._copy_wal(extent, heads)
         snapshot.release_wal()
@@ -260,7 +259,7 @@ class _Creation:
                 self._copy_blob(path)
         return heads.positions()
 
-    def _copy_wal(self, extent: WalExtent, heads: _TopicHeads) -> None:
+    def _copy_wal(self, extent: WalExtent, heads: TopicHeads) -> None:
         """Verify the frames of an extent, then copy it without the zeros at its end."""
         path = f"{extent.directory}/{paths.file_name(extent.file_number)}"
         end = extent.lo
@@ -305,7 +304,7 @@ class _Creation:
                     if source.is_required:
                         self._report_damage(source.path, 0, "the file is missing")
                     continue
-                file = ColdDataFile(self._cold, source.cold, size)
+                file = open_data_file(self._cold, source.cold, size)
             try:
                 if file.size() < size:
                     self._report_damage(source.path, file.size(), f"it ends there, {size} bytes were written")
@@ -316,7 +315,7 @@ class _Creation:
                     copied = self._put_bytes(source.path, content, link=source.is_final)
                     is_known = footer is not None and source.is_final and known == copied
                 else:
-                    is_local = not isinstance(file, ColdDataFile)
+                    is_local = not isinstance(file, RangeFile)
                     self._put_file(source.path, file, 0, size, link=source.is_final and is_local, footer=footer)
             finally:
                 file.close()
@@ -479,53 +478,3 @@ def _format_time(ms: int) -> str:
 def _parse_time(backup_id: str) -> int:
     moment = datetime.strptime(backup_id[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1000 + int(backup_id[15:18])
-
-
-@dataclass(slots=True)
-class _Head:
-    name: str
-    epoch: int
-    seq: int
-    ts_ms: int
-
-
-class _TopicHeads:
-    """The last record of each topic, by the manifest and the frames after it."""
-
-    def __init__(self, snapshot: EngineSnapshot) -> None:
-        self._first_new_id = snapshot.manifest.next_topic_id
-        self._heads = {row.id: _Head(row.name, row.epoch or row.id, row.head, row.last_ts) for row in snapshot.rows()}
-
-    def add(self, window: FrameWindow) -> None:
-        headers, kinds = window.headers, window.headers["kind"]
-        for number in np.flatnonzero((kinds == TOPIC_CREATE) | (kinds == TOPIC_DELETE)).tolist():
-            self._apply_control_frame(window, number)
-        records = np.flatnonzero(frame.are_records(headers))[::-1]
-        ids, places = np.unique(headers["topic_id"][records], return_index=True)
-        for topic_id, number in zip(ids.tolist(), records[places].tolist(), strict=True):
-            head = self._heads.get(topic_id)
-            if head is not None:
-                parsed = _read_frame(window, number)
-                count = batch.record_count(window.buf, parsed) if parsed.kind == APPEND_BATCH else 1
-                if parsed.seq + count - 1 > head.seq:
-                    head.seq, head.ts_ms = parsed.seq + count - 1, parsed.ts_ms
-
-    def _apply_control_frame(self, window: FrameWindow, number: int) -> None:
-        parsed = _read_frame(window, number)
-        body = control_frames.decode(parsed.kind, memoryview(window.buf)[parsed.data_pos : parsed.data_end])
-        if isinstance(body, control_frames.TopicDelete):
-            self._heads.pop(parsed.topic_id, None)
-        elif isinstance(body, control_frames.TopicCreate) and parsed.topic_id >= self._first_new_id:
-            self._heads[parsed.topic_id] = _Head(body.name, parsed.topic_id, 0, 0)
-
-    def positions(self) -> tuple[TopicPosition, ...]:
-        return tuple(
-            TopicPosition(head.name, topic_id, head.epoch, head.seq, head.ts_ms)
-            for topic_id, head in sorted(self._heads.items())
-        )
-
-
-def _read_frame(window: FrameWindow, number: int) -> frame.Frame:
-    parsed = frame.read_frame(window.buf, int(window.frame_pos[number]), len(window.buf), check=False)
-    assert isinstance(parsed, frame.Frame), "a walk yields valid frames only"
-    return parsed

@@ -18,28 +18,35 @@ before it looks for the other's. One that finds the other's marker gives up and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
 from xxhash import xxh3_128
 
 from tidelog.disk.backup_store import BucketStore, DirectoryStore, open_backup_store
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.segment_store import RangeFile
 from tidelog.engine.context import topic_directory
 from tidelog.engine.manifest import Manifest, decode_manifest
 from tidelog.engine.results import Progress
 from tidelog.engine.segment import format_file_name
 from tidelog.errors import BackupIncomplete, BackupNotFound, BadInput, Busy, Corrupt, Damaged, NewerFormat
-from tidelog.formats import backup_manifest, segment_index
+from tidelog.formats import backup_manifest, batch, control_frames, frame, segment_index
 from tidelog.formats.backup_manifest import (
     MANIFEST_BYTES_MAX,
     OBJECTS_PREFIX,
     BackupFile,
     BackupManifest,
+    TopicPosition,
     object_key,
 )
-from tidelog.wal import paths
+from tidelog.formats.frame import APPEND_BATCH, TOPIC_CREATE, TOPIC_DELETE
+from tidelog.wal import FrameWindow, paths
+from tidelog.wal.recovery import read_frames_of
 
 LABEL_KEY: Final = "tidelog-backup"
 BACKUPS_PREFIX: Final = "backups/"
@@ -212,6 +219,67 @@ def ids_of(keys: Sequence[str], suffix: str) -> list[str]:
     return sorted(name for name in names if backup_manifest.is_backup_id(name))
 
 
+# ── topics ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Head:
+    name: str
+    epoch: int
+    seq: int
+    ts_ms: int
+
+
+class TopicHeads:
+    """The last record of each topic, by the manifest and the frames after it."""
+
+    def __init__(self, loaded: Manifest, live: set[int] | None = None) -> None:
+        """`live`: the topics that were not dropped before the frames that follow; None: not known."""
+        self._first_new_id = loaded.next_topic_id
+        self._dropped: set[int] = set()
+        self._heads = {
+            row.id: _Head(row.name, row.epoch or row.id, row.head, row.last_ts)
+            for row in loaded.topics
+            if live is None or row.id in live
+        }
+
+    def add(self, window: FrameWindow) -> None:
+        headers, kinds = window.headers, window.headers["kind"]
+        for number in np.flatnonzero((kinds == TOPIC_CREATE) | (kinds == TOPIC_DELETE)).tolist():
+            self._apply_control_frame(window, number)
+        records = np.flatnonzero(frame.are_records(headers))[::-1]
+        ids, places = np.unique(headers["topic_id"][records], return_index=True)
+        for topic_id, number in zip(ids.tolist(), records[places].tolist(), strict=True):
+            head = self._heads.get(topic_id)
+            if head is not None:
+                parsed = _read_frame(window, number)
+                count = batch.record_count(window.buf, parsed) if parsed.kind == APPEND_BATCH else 1
+                if parsed.seq + count - 1 > head.seq:
+                    head.seq, head.ts_ms = parsed.seq + count - 1, parsed.ts_ms
+
+    def _apply_control_frame(self, window: FrameWindow, number: int) -> None:
+        parsed = _read_frame(window, number)
+        body = control_frames.decode(parsed.kind, memoryview(window.buf)[parsed.data_pos : parsed.data_end])
+        if isinstance(body, control_frames.TopicDelete):
+            self._dropped.add(parsed.topic_id)  # its creation may be in a shard that is read later
+            self._heads.pop(parsed.topic_id, None)
+        elif isinstance(body, control_frames.TopicCreate) and parsed.topic_id >= self._first_new_id:
+            self._heads[parsed.topic_id] = _Head(body.name, parsed.topic_id, 0, 0)
+
+    def positions(self) -> tuple[TopicPosition, ...]:
+        return tuple(
+            TopicPosition(head.name, topic_id, head.epoch, head.seq, head.ts_ms)
+            for topic_id, head in sorted(self._heads.items())
+            if topic_id not in self._dropped
+        )
+
+
+def _read_frame(window: FrameWindow, number: int) -> frame.Frame:
+    parsed = frame.read_frame(window.buf, int(window.frame_pos[number]), len(window.buf), check=False)
+    assert isinstance(parsed, frame.Frame), "a walk yields valid frames only"
+    return parsed
+
+
 # ── list, verify, prune ───────────────────────────────────────────────────────────────────────────
 
 
@@ -239,7 +307,8 @@ def verify_backup(
     address: str, backup_id: str | None = None, *, disk: Disk | None = None, progress: Progress = no_progress
 ) -> VerifyResult:
     """Read every object of a backup, of the newest by default, and compare lengths and checksums; check that the files
-    are all that the metadata in the manifest needs. Problems are returned, not raised."""
+    are all that the metadata in the manifest needs, and its list of topics that of the metadata and the WAL. Problems
+    are returned, not raised."""
     target = BackupTarget.open(address, disk or PosixDisk())
     manifest = target.require(backup_id)
     problems = check_files(manifest)
@@ -262,6 +331,8 @@ def verify_backup(
             raise target.store.wrap_error(error, f"reading {object_key(file)}") from error
         if (problem := object_problem(file, length, digest.hexdigest())) is not None:
             problems.append(f"{object_key(file)}: {problem}")
+    if not problems:  # a listed topic that is missing has no files: they were not looked for
+        problems = check_topics(manifest, _wal_windows(target, manifest))
     return VerifyResult(manifest.id, len(manifest.files), total, problems)
 
 
@@ -307,6 +378,43 @@ def check_files(manifest: BackupManifest) -> list[str]:
         if shard.pos and (file is None or file.offset + file.size != shard.pos):
             problems.append(f"{path}{paths.file_name(shard.file_number)}: it does not reach byte {shard.pos}")
     return problems
+
+
+def check_topics(manifest: BackupManifest, wal: Iterable[FrameWindow]) -> list[str]:
+    """Compare the list of topics in a backup with its metadata and the frames of its WAL; return the differences."""
+    if manifest.damaged:
+        return []
+    heads = TopicHeads(load_engine_manifest(manifest, f"backup {manifest.id}"))
+    for window in wal:
+        heads.add(window)
+    listed = {topic.id: topic for topic in manifest.topics}
+    found = {topic.id: topic for topic in heads.positions()}
+    return [
+        f"topic {(found.get(topic_id) or listed[topic_id]).name}: the backup lists {_describe(listed.get(topic_id))}, "
+        f"its metadata and WAL have {_describe(found.get(topic_id))}"
+        for topic_id in sorted({*listed, *found})
+        if listed.get(topic_id) != found.get(topic_id)
+    ]
+
+
+def _describe(topic: TopicPosition | None) -> str:
+    return "no topic" if topic is None else f"{topic.name}, epoch {topic.epoch}, up to seq {topic.head}"
+
+
+def _wal_windows(target: BackupTarget, manifest: BackupManifest) -> Iterator[FrameWindow]:
+    """The frames of the WAL in a backup."""
+    for file in manifest.files:
+        number = paths.parse_file_name(file.path.rpartition("/")[2]) if file.path.startswith("wal/") else None
+        if number is None:
+            continue
+        end = file.offset + file.size
+        yield from read_frames_of(file.path, partial(_open_wal_file, target, file), number, file.offset, end)
+
+
+def _open_wal_file(target: BackupTarget, file: BackupFile) -> RangeFile:
+    key, offset = object_key(file), file.offset
+    path = f"{target.store.address}/{key}"
+    return RangeFile(path, offset + file.size, lambda lo, hi: target.store.read(key, lo - offset, hi - offset))
 
 
 def prune_backups(

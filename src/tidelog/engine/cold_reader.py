@@ -13,13 +13,12 @@ block is never stale.
 
 from __future__ import annotations
 
-import errno
 from collections import OrderedDict
 from threading import Lock
-from typing import Final, NoReturn
+from typing import Final
 
 from tidelog.commitlog.segment import MmapReader
-from tidelog.disk.segment_store import SegmentStore
+from tidelog.disk.segment_store import RangeFile, SegmentStore
 from tidelog.engine.manifest import ColdRow
 from tidelog.errors import Corrupt, StoreUnavailable
 from tidelog.formats import cold_object
@@ -175,36 +174,9 @@ class ColdReader:
         return content
 
 
-class ColdDataFile:
-    """The data of a segment in the cold tier as a file that is only read, for copies of it."""
-
-    def __init__(self, reader: ColdReader, row: ColdRow, size: int) -> None:
-        self._reader, self._row, self._size = reader, row, size
-
-    @property
-    def path(self) -> str:
-        return self._reader.where(self._row)
-
-    @property
-    def descriptor(self) -> int | None:
-        return None
-
-    def size(self) -> int:
-        return self._size
-
-    def read(self, pos: int, size: int, /) -> bytes:
-        return bytes(self._reader.read(self._row, self._size, pos, pos + size))
-
-    def map(self) -> memoryview:
-        return self._reader.read(self._row, self._size, 0, self._size)
-
-    def close(self) -> None:
-        pass
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise OSError(errno.EROFS, "an object of the cold tier is only read", self.path)
-
-    write = writev = truncate = allocate = sync = _refuse
+def open_data_file(reader: ColdReader, row: ColdRow, size: int) -> RangeFile:
+    """Open the data of a segment in the cold tier as a file that is only read, for copies of it."""
+    return RangeFile(reader.where(row), size, lambda lo, hi: bytes(reader.read(row, size, lo, hi)))
 
 
 class ColdFile(MmapReader):

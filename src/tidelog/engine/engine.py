@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from threading import Lock
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -46,7 +47,7 @@ from tidelog.engine.snapshot import EngineSnapshot
 from tidelog.engine.tiers import Moved, SegmentPlace, Tiers, TierStatus
 from tidelog.engine.topic import Topic
 from tidelog.engine.topic_state import TopicState
-from tidelog.engine.topic_table import TopicTable
+from tidelog.engine.topic_table import IdleTotals, TopicTable
 from tidelog.errors import (
     BadInput,
     Busy,
@@ -159,8 +160,7 @@ class Engine:
             self._context,
             opened.claim,
             self._list_topics,
-            lambda: self._topics.idle_rows(),
-            self._find_topic,
+            lambda: self._topics,
             opened.named_objects,
         )
         self._checkpoints.discard_objects = self._tiers.discard
@@ -321,16 +321,26 @@ class Engine:
         topic = self._topics.get(name)
         return None if topic is None else Topic(topic).state()
 
-    def topics_cached(self) -> list[TopicInfo]:
-        """`topics` as last known: nothing expires first, and nothing blocks on the disk."""
+    def topics_cached(self, count_max: int | None = None) -> list[TopicInfo]:
+        """`topics` as last known, at most `count_max`: nothing expires first, and nothing blocks on the disk."""
         states = []
-        for name in self.iter_names():
+        for name in islice(self.iter_names(), count_max):
             info = self._topics.idle_info(name)
             if info is None and (topic := self._topics.get(name)) is not None:
                 info = topic.info()
             if info is not None:
                 states.append(info)
         return states
+
+    def loaded_topics_cached(self) -> list[TopicInfo]:
+        """Return the state of the topics that something has used since the open, in any order, as last known."""
+        self._check_open()
+        return [topic.info() for topic in self._topics.resident() if not topic.name.startswith(OWN)]
+
+    @property
+    def idle_totals(self) -> IdleTotals:
+        """What the other topics have together, as last known."""
+        return self._topics.idle_totals
 
     def gaps(
         self,

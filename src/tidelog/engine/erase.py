@@ -411,12 +411,13 @@ class _Erasure:
 
     def _copies_elsewhere(self) -> Iterable[str]:
         topic, context = self._topic, self._context
-        for forwarder in topic.downstream:
-            names = ", ".join(sorted(router.name for router in forwarder.routers))
-            yield f"copies in topic {forwarder.dest.name} by router {names}: erase them there"
+        # Without the names of other topics: whoever may read about this one may read its receipts.
+        if copies := len(topic.downstream):
+            targets = "1 topic" if copies == 1 else f"{copies} topics"
+            yield f"copies in {targets} that routers of this one write to: list the routers, and erase them there"
         if topic.config.type == "queue":
             if topic.config.dead_letter is not None:
-                yield f"dead letters in topic {topic.config.dead_letter}: erase them there"
+                yield "dead letters in the topic that the settings name: erase them there"
             yield "the history of the queue, which has seqs and the names of workers, and no record"
         if staged := self._files_in(STAGING_DIR):
             yield f"{len(staged)} staged files of batches that are being written: they are no records yet"

@@ -438,6 +438,14 @@ def _load_or_rebuild(
     return keys, int(rows.record_bytes().sum())
 
 
+def ensure_key_file(topic: TopicState, segment: Segment) -> None:
+    """Write the key file of a sealed segment that has none of the topic's rule. Raises Corrupt where its records do not
+    read."""
+    rule, foot = topic.config.compaction, segment.read_footer()
+    if rule is not None and foot is not None:
+        _load_or_rebuild(topic, selector_of(rule), segment, foot)
+
+
 def _read_whole(topic: TopicState, segment: Segment) -> tuple[Rows, int]:
     with topic.lock:
         read = segment.reader(segment.base, segment.stop, 1 << 62)

@@ -56,6 +56,7 @@ from tidelog.engine.routing import manager
 from tidelog.engine.segment import Segment, format_file_name
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, CompactionProgress, TopicState
+from tidelog.engine.topic_table import IdleTotals
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import control_frames, frame, large_record, scan, segment_index
 from tidelog.formats.control_frames import Body
@@ -627,6 +628,7 @@ class MissingBytes(NamedTuple):
 class RecoveredTopics(NamedTuple):
     topics: dict[str, TopicState]
     idle: dict[str, TopicEntry]  # by name: not loaded, because there is nothing to recover
+    idle_totals: IdleTotals
     next_topic_id: int
     groups: list[ShardRecovery]
     loaded: LoadedManifest
@@ -640,10 +642,10 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     missing: list[MissingBytes] = []
     if writable and len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults:
         groups = _read_shards(context, loaded, report, progress)
-        idle, used = _find_idle_topics(context, loaded, groups)
+        idle, totals, used = _find_idle_topics(context, loaded, groups)
     else:
         # Before the WAL is read: a writer beside this engine may drop a topic and remove its files meanwhile.
-        groups, idle, used = None, {}, loaded.manifest
+        groups, idle, totals, used = None, {}, IdleTotals(), loaded.manifest
     topics_by_id = {row.id: _restore_topic(context, row, missing) for row in used.topics}
     groups = groups or _read_shards(context, loaded, report, progress)
     manager.restore_from_manifest(topics_by_id, used)
@@ -672,7 +674,7 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     report.topics = len(topics) + len(idle)
     context.dirty_topics |= _find_changed(topics, groups, loaded, report)
     next_id = max([replayed.next_id, *(entry.id + 1 for entry in idle.values())])
-    return RecoveredTopics(topics, idle, next_id, groups, loaded, has_truncated_source)
+    return RecoveredTopics(topics, idle, totals, next_id, groups, loaded, has_truncated_source)
 
 
 def _find_changed(
@@ -699,11 +701,12 @@ def _find_changed(
 
 def _find_idle_topics(
     context: EngineContext, loaded: LoadedManifest, groups: Sequence[ShardRecovery]
-) -> tuple[dict[str, TopicEntry], Manifest]:
-    """Return the topics that need no recovery, by name, and the manifest of the others. Files of both are checked."""
+) -> tuple[dict[str, TopicEntry], IdleTotals, Manifest]:
+    """Return the topics that need no recovery, by name, their totals, and the manifest of the others. Files of both are
+    checked."""
     entries = loaded.topics
     if any(group.replay.losses or group.replay.missing_file for group in groups):
-        return {}, loaded.manifest  # any topic may have lost something
+        return {}, IdleTotals(), loaded.manifest  # any topic may have lost something
     needed = {topic_id for group in groups for topic_id in group.contents.topics}
     needed |= {*loaded.positions.lagging}
     # Files of the manifest before must not be removed on first use.
@@ -711,25 +714,28 @@ def _find_idle_topics(
     needed |= {router.source_id for entry in entries.values() for router in entry.routers}
     names: dict[str, int] = {}
     idle: dict[str, TopicEntry] = {}
+    totals = IdleTotals()
     due: list[tuple[int, int, str]] = []
     for entry in entries.values():
         if names.setdefault(entry.name, entry.id) != entry.id:
-            return {}, loaded.manifest  # two topics of one name: reported by the ordinary way
+            return {}, IdleTotals(), loaded.manifest  # two topics of one name: reported by the ordinary way
         if entry.id in needed or entry.records < 0 or entry.routers or entry.name.startswith(OWN):
             continue
         row = entry.decode()
         config = TopicConfig.from_json(row.config)
         is_reserved = row.reserved > row.head and entry.number > loaded.positions.closed
-        has_work = is_reserved or bool(row.consumers) or bool(row.blobs) or config.compaction is not None
+        is_leased = row.queue is not None and bool(row.queue.leases or row.queue.delayed)
+        has_work = is_reserved or is_leased or bool(row.consumers) or bool(row.blobs) or config.compaction is not None
         is_plain = not has_work and config.durability != "ephemeral"
         if is_plain and not _has_dead_bytes(row) and _has_exact_files(context, row):
             idle[entry.name] = entry
+            totals.add(entry, row, config)
             due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)
             due += [] if due_ms is None else [(due_ms, row.id, row.name)]
     context.schedule.schedule_idle(due)
     context.quota.acquire_unchecked(sum(entry.size for entry in idle.values()))
     used = (entry for entry in entries.values() if entry.name not in idle)
-    return idle, manifest.build_manifest(used, loaded.positions)
+    return idle, totals, manifest.build_manifest(used, loaded.positions)
 
 
 def _has_exact_files(context: EngineContext, row: TopicRow) -> bool:

@@ -195,19 +195,18 @@ def take_snapshot(context: EngineContext, list_ids: Callable[[], set[int]]) -> E
     """Take a snapshot. The caller holds the checkpoint lock, and releases the snapshot. `list_ids` returns the ids of
     all topics, also of idle ones."""
     disk, root = context.disk, context.root
-    loaded = manifest.load_newest(disk, root)
-    # Before the positions: a topic that is dropped from here on has its files, and its frame is after them.
-    live = list_ids()
-    rows = [row for row in loaded.manifest.topics if row.id in live]
-    pin = SnapshotPin(
-        {
+    pin = SnapshotPin(set())
+    context.pins.add(pin)  # first: files and objects of a topic that is dropped after it was listed stay
+    try:
+        loaded = manifest.load_newest(disk, root)
+        # Before the positions: the frame of a topic that is dropped from here on may be after them.
+        live = list_ids()
+        rows = [row for row in loaded.manifest.topics if row.id in live]
+        pin.pending |= {  # only checkpoints replace deletion vectors
             context.segment_files(row.id).path(segment.base, segment.generation, ".del")
             for row in rows
             for segment in row.segments
         }
-    )
-    context.pins.add(pin)
-    try:
         with ExitStack() as locks:
             for shard in context.shards:
                 locks.enter_context(shard.hold_commits())

@@ -156,7 +156,7 @@ def _claim_store(opened: OpenedEngine, store: SegmentStore) -> StoreClaim:
     if claim.recorded_address != store.address:
         parts = (part for topic in opened.topics.resident() for part in topic.index.parts)
         resident = sum(isinstance(part, Segment) and part.has_cold_copy for part in parts)
-        claim.take(cold_segments=resident + len(_object_keys(opened.topics.idle_rows())))
+        claim.take(cold_segments=resident + opened.topics.idle_totals.cold_segments)
     return claim
 
 
@@ -308,7 +308,7 @@ def _try_open_writer(context: EngineContext, lock: Lock, *, accept_loss: bool, p
         report.lost or recovered.has_truncated_source or (bool(shard_keys) and shard_keys != set(keys))
     )
     load = partial(_load_idle_topic, context, recovered.loaded.positions, report)
-    topics = TopicTable(recovered.topics, recovered.idle, load)
+    topics = TopicTable(recovered.topics, recovered.idle, load, recovered.idle_totals)
     context.schedule.load_topic = topics.get
     named = _find_cold_objects(context, recovered, state)
     for topic in recovered.topics.values():

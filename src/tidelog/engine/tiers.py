@@ -26,23 +26,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event, Lock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from xxhash import xxh3_64
 
+from tidelog.addresses import scheme_of
 from tidelog.clock import Clock
 from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import remove_if_exists, replace_file, sync_file
 from tidelog.disk.segment_store import MARKER_KEY, SegmentStore
+from tidelog.engine import key_index
 from tidelog.engine.cold_claim import StoreClaim
 from tidelog.engine.cold_reader import ZSTD
-from tidelog.engine.config import OWN
+from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.context import EngineContext
 from tidelog.engine.erase import ErasedFile, ErasureIncomplete
-from tidelog.engine.manifest import ColdRow, SegmentRow, TopicRow
+from tidelog.engine.manifest import ColdRow, SegmentRow
 from tidelog.engine.segment import Segment, Tier, format_file_name, record_sizes
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, write_tag_index
 from tidelog.engine.topic_state import TopicState
+from tidelog.engine.topic_table import TopicTable
 from tidelog.errors import BadInput, Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
 from tidelog.formats import cold_object, scan, sealed_segment, segment_index
 from tidelog.formats.cold_object import BLOCK_BYTES
@@ -115,7 +118,10 @@ class RateLimiter:
         self._wait((self._free_at_us - now_us) / 1e6)
 
 
-def select_cold(sealed: Sequence[Segment], retain_segments: int, retain_bytes: int) -> list[Segment]:
+SegmentT = TypeVar("SegmentT", Segment, SegmentRow)
+
+
+def select_cold(sealed: Sequence[SegmentT], retain_segments: int, retain_bytes: int) -> list[SegmentT]:
     """Return the sealed segments, oldest first, that are beyond the newest `retain_segments` or, if `retain_bytes` is
     not 0, beyond the newest of so many bytes: the stricter of the two decides."""
     kept = size = 0
@@ -136,13 +142,12 @@ class Tiers:
         context: EngineContext,
         claim: StoreClaim | None,
         list_topics: Callable[[], list[TopicState]],
-        idle_rows: Callable[[], Iterable[TopicRow]],
-        load_topic: Callable[[str], TopicState | None],
+        table: Callable[[], TopicTable],
         named_keys: Iterable[str] | None,
     ) -> None:
         """`named_keys`: the objects that the manifests at the start name; None: unknown, so none is swept."""
         self._context, self._claim, self._list_topics = context, claim, list_topics
-        self._idle_rows, self._load_topic = idle_rows, load_topic
+        self._table = table
         self._named_keys = None if named_keys is None else set(named_keys)
         self._work_lock = Lock()
         self._stopped = Event()
@@ -182,8 +187,8 @@ class Tiers:
         if now_ms < self._due_ms or self._stopped.is_set():
             return
         self._due_ms = now_ms + _PLAN_INTERVAL_MS
-        while self._context.idle_sealed:  # loading one adds it to the topics with sealed segments
-            self._load_topic(self._context.idle_sealed.pop())
+        while self._context.idle_sealed:
+            self._load_if_due(self._context.idle_sealed.pop())
         topics = [topic for topic in tuple(self._context.sealed_topics) if not topic.is_dropped]
         if not topics and not self._garbage and self._named_keys is None:
             return
@@ -201,6 +206,17 @@ class Tiers:
                 raise
         else:
             self._backoff_ms = 0
+
+    def _load_if_due(self, name: str) -> None:
+        """Load an idle topic with segments to move, or with files of moved ones to remove: loading adds it to the
+        topics with sealed segments."""
+        row = self._table().idle_row(name)
+        if row is None:
+            return
+        sealed = [segment for segment in row.segments if segment.sealed]
+        due = select_cold(sealed, *self._retained(TopicConfig.from_json(row.config)))
+        if any(segment.cold is not None for segment in sealed) or due:
+            self._table().get(name)
 
     def _run(self, topics: Sequence[TopicState], pause: Callable[[int], None]) -> None:
         self._take_claim()
@@ -328,13 +344,20 @@ class Tiers:
                     store.delete(each.key)
                     self._context.cold.cache.drop(each.key)
                     erased.append(ErasedFile(f"{store.address}/{each.key}", "removed", each.length, ""))
+                erased += [
+                    ErasedFile(f"{store.address}/{each.key}", "removed", each.length, "")
+                    for each in store.remove_leftovers(f"{_OBJECTS_DIR}/{topic_id:08X}")
+                ]
         except StoreUnavailable as error:
             raise ErasureIncomplete(
                 f"{error} Objects of the cold store still hold bytes of the erased records; no receipt was written, "
                 "erase them again when the store answers"
             ) from error
         self.deleted_objects += len(erased)
-        return erased, []
+        if scheme_of(store.address) in (None, "file", "hdfs"):
+            return erased, []
+        step = "let the bucket remove incomplete uploads by a rule of its life cycle"
+        return erased, [f"parts of uploads to {store.address} that a crash cut off, which no key names: {step}"]
 
     def _named_objects(self, topic_id: int) -> Iterator[str]:
         for topic in self._list_topics():
@@ -347,19 +370,17 @@ class Tiers:
 
     def status(self) -> TierStatus:
         places = list(self.places(self._list_topics()))
-        idle = [(row.name, segment) for row in self._idle_rows() for segment in row.segments if segment.sealed]
-        places += [_place_of_row(name, segment) for name, segment in idle]
         cold = [place for place in places if place.tier != "hot"]
         hot = [place for place in places if place.tier != "cold"]
-        reader = self._context.cold
+        reader, idle = self._context.cold, self._table().idle_totals
         return TierStatus(
             None if self.store is None else self.store.address,
             self.is_enabled,
-            len(hot),
-            sum(place.bytes for place in hot),
-            len(cold),
-            sum(place.bytes for place in cold),
-            sum(place.object_bytes for place in cold),
+            len(hot) + idle.sealed_segments,
+            sum(place.bytes for place in hot) + idle.sealed_bytes,
+            len(cold) + idle.cold_segments,
+            sum(place.bytes for place in cold) + idle.cold_bytes,
+            sum(place.object_bytes for place in cold) + idle.object_bytes,
             self.relocated,
             self.recalled,
             self.deleted_objects,
@@ -391,8 +412,7 @@ class Tiers:
                 )
 
     def _count_cold(self) -> int:
-        idle = sum(_is_cold(segment) for row in self._idle_rows() for segment in row.segments)
-        return idle + sum(
+        return self._table().idle_totals.cold_segments + sum(
             isinstance(part, Segment) and part.has_cold_copy
             for topic in self._list_topics()
             for part in tuple(topic.index.parts)
@@ -404,10 +424,7 @@ class Tiers:
         """Return the segments of a topic to move, oldest first."""
         if topic.name.startswith(OWN) or topic.config.type == "queue" or topic.is_ephemeral:
             return []
-        limits, config = self._context.limits, topic.config
-        own_segments, own_bytes = config.hot_retain_segments, config.hot_retain_bytes
-        keep = limits.hot_retain_segments if own_segments is None else own_segments
-        keep_bytes = limits.hot_retain_bytes if own_bytes is None else own_bytes
+        keep, keep_bytes = self._retained(topic.config)
         if keep_segments is not None:
             keep, keep_bytes = keep_segments, 0
         with topic.lock:
@@ -424,6 +441,14 @@ class Tiers:
                 and segment.stop - 1 <= index.forwarded_seq
                 and (segment.cold is None or (recalled and not segment.has_cold_copy))
             ]
+
+    def _retained(self, config: TopicConfig) -> tuple[int, int]:
+        """Return how many segments of a topic stay on the disk, and how many bytes; 0 bytes: any number."""
+        limits, own_segments, own_bytes = self._context.limits, config.hot_retain_segments, config.hot_retain_bytes
+        return (
+            limits.hot_retain_segments if own_segments is None else own_segments,
+            limits.hot_retain_bytes if own_bytes is None else own_bytes,
+        )
 
     def _relocate(self, topic: TopicState, segment: Segment, pause: Callable[[int], None]) -> bool:
         """Copy, verify and flip one segment; False if it was dropped meanwhile."""
@@ -484,6 +509,7 @@ class Tiers:
             rows = scan.scan_records(shape.data.fetch(0, segment.size), above=segment.base - 1).rows
             write_tag_index(files, segment.base, segment.generation, content, rows)
             files.disk.sync_dir(files.directory)
+        key_index.ensure_key_file(topic, segment)  # without it a delete would read the segment from the store
         if (flags & segment_index.HAS_META).any():
             sizes = record_sizes(segment, 0, segment.stop - segment.base)
             replace_file(files.disk, segment.path(".siz"), sealed_segment.encode_record_sizes(segment.base, sizes))
@@ -598,6 +624,7 @@ class Tiers:
         """Once after the start: delete objects of this database that no manifest names, which a crash left."""
         if self._named_keys is None:
             return
+        self._require_store().remove_leftovers(_OBJECTS_DIR)
         listed = [each.key for each in self._require_store().list(_OBJECTS_DIR)]
         # Taken after the listing: what was put meanwhile is named here.
         named = {*self._named_keys, *self._in_flight, *self._garbage, MARKER_KEY}
@@ -607,17 +634,6 @@ class Tiers:
                 named |= set(topic.dropped_objects)
         self.discard([key for key in listed if key not in named and _OBJECT_KEY.fullmatch(key)])
         self._named_keys = None
-
-
-def _is_cold(row: SegmentRow) -> bool:
-    return row.cold is not None and row.cold.key != ""
-
-
-def _place_of_row(topic: str, row: SegmentRow) -> SegmentPlace:
-    """The place of a segment of an idle topic, for totals."""
-    tier: Tier = "cold" if _is_cold(row) else "hot"
-    length = row.cold.length if row.cold is not None else 0
-    return SegmentPlace(topic, row.base, row.stop - 1, row.size, tier, None, length, False)
 
 
 def verify_object(

@@ -551,8 +551,9 @@ class Topic:
         """The topic as a table: the newest record of each key, found by an index.
 
         With a key: its newest record, or None. Without: a table to iterate over, to page through and to convert to
-        Arrow, of the keys that begin with `prefix`. A key whose newest record was deleted, evicted or is a tombstone is
-        not in the table. Raises BadInput where the topic has no compaction.
+        Arrow, of the keys that begin with `prefix`, in an arbitrary order that is always the same. A key whose newest
+        record was deleted, evicted or is a tombstone is not in the table. Raises BadInput where the topic has no
+        compaction.
         """
         table = LatestTable(self._state, prefix)
         return table if key is None else table.get(key)

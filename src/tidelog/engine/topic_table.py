@@ -13,8 +13,9 @@ the maintenance schedule, by name. Thread-safe: lookups of loaded topics take no
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
 from typing import Final
@@ -30,13 +31,48 @@ LoadTopic = Callable[[TopicEntry], TopicState]
 _PAGE_NAMES: Final = 256
 
 
+@dataclass(slots=True)
+class IdleTotals:
+    """What idle topics have together, so that a scrape of metrics decodes none of their rows."""
+
+    topics: int = 0
+    queues: int = 0
+    records: int = 0
+    bytes: int = 0
+    by_class: Counter[str] = field(default_factory=Counter)
+    sealed_segments: int = 0  # all of them on the disk
+    sealed_bytes: int = 0
+    cold_segments: int = 0  # of these, copied to the cold store as well
+    cold_bytes: int = 0
+    object_bytes: int = 0
+
+    def add(self, entry: TopicEntry, row: TopicRow, config: TopicConfig, sign: int = 1) -> None:
+        """Count a topic; with the sign -1, no longer."""
+        self.topics += sign
+        self.queues += sign * (config.type == "queue")
+        self.records += sign * entry.records
+        self.bytes += sign * entry.size
+        self.by_class[config.durability] += sign
+        for segment in row.segments:
+            if segment.sealed:
+                self.sealed_segments += sign
+                self.sealed_bytes += sign * segment.size
+                if segment.cold is not None and segment.cold.key:
+                    self.cold_segments += sign
+                    self.cold_bytes += sign * segment.size
+                    self.object_bytes += sign * segment.cold.length
+
+
 class TopicTable:
     def __init__(
         self,
         topics: Mapping[str, TopicState] | None = None,
         idle: Mapping[str, TopicEntry] | None = None,
         load: LoadTopic | None = None,
+        idle_totals: IdleTotals | None = None,
     ) -> None:
+        """`idle_totals`: those of `idle`."""
+        self.idle_totals = idle_totals or IdleTotals()
         self._loaded: dict[str, TopicState] = dict(topics or {})
         self._idle: dict[str, TopicEntry] = dict(idle or {})
         self._load = load
@@ -65,6 +101,8 @@ class TopicTable:
                 ) from error
             self._loaded[name] = topic
             del self._idle[name]
+            row = entry.decode()
+            self.idle_totals.add(entry, row, TopicConfig.from_json(row.config), -1)
             return topic
 
     def add(self, topic: TopicState) -> None:
@@ -111,19 +149,15 @@ class TopicTable:
                 self._names.append(self._added.popleft())
             self._names.sort()
 
+    def idle_row(self, name: str) -> TopicRow | None:
+        """Return the row of an idle topic; None: it is loaded, or does not exist."""
+        entry = self._idle.get(name)
+        return None if entry is None else entry.decode()
+
     def idle_info(self, name: str) -> TopicInfo | None:
         """Return the state of an idle topic without loading it; None: it is loaded, or does not exist."""
         entry = self._idle.get(name)
         return None if entry is None else _describe(entry, entry.decode())
-
-    def idle_rows(self) -> Iterator[TopicRow]:
-        """Yield the rows of idle topics, decoded, without loading them."""
-        for entry in list(self._idle.values()):
-            yield entry.decode()
-
-    def idle_records(self) -> int:
-        """Return how many live records idle topics have."""
-        return sum(entry.records for entry in list(self._idle.values()))
 
 
 def _describe(entry: TopicEntry, row: TopicRow) -> TopicInfo:

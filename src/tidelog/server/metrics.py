@@ -27,6 +27,7 @@ from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
 from tidelog.engine.rewrite import RewriteStats
 from tidelog.engine.tiers import TierStatus
+from tidelog.engine.topic_table import IdleTotals
 from tidelog.errors import NotAQueue, TopicNotFound
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -136,7 +137,9 @@ class _Snapshot(NamedTuple):
     """State of a server at one moment."""
 
     engine: Engine | None  # None: the log is not recovered yet
-    topics: Sequence[TopicInfo]
+    topics: Sequence[TopicInfo]  # that something has used
+    idle: IdleTotals  # the others
+    shown: Sequence[TopicInfo]  # the first by name
     queues: dict[str, QueueTotals]
     wal: _WalTotals
     health: HealthState | None
@@ -154,7 +157,7 @@ class _Snapshot(NamedTuple):
 
 
 def _count_of_class(durability: str) -> Callable[[_Snapshot], int]:
-    return lambda now: sum(info.config.durability == durability for info in now.topics)
+    return lambda now: now.idle.by_class[durability] + sum(info.config.durability == durability for info in now.topics)
 
 
 def _wal_sum(name: str) -> Callable[[_WalTotals], int]:
@@ -166,12 +169,17 @@ _STREAMS_HELP: Final = "Open streams: watch, work, WebSocket and bulk reads."
 _DEFERRED_HELP: Final = "Topics of negative priority whose readers are not notified until the pressure falls."
 
 _SERVER: Final[tuple[_Metric[_Snapshot], ...]] = (
-    _Metric("topics", _GAUGE, "Topics.", lambda now: len(now.topics)),
+    _Metric("topics", _GAUGE, "Topics.", lambda now: len(now.topics) + now.idle.topics),
     *(_Metric(f"topics_{name}", _JSON, "", _count_of_class(name)) for name in DURABILITY_CLASSES),
     _Metric("routers", _GAUGE, "Routers.", lambda now: now.engine.router_count if now.engine else 0),
-    _Metric("records_live", _GAUGE, "Readable records.", lambda now: sum(info.count for info in now.topics)),
-    _Metric("bytes_live", _GAUGE, _BYTES_HELP, lambda now: sum(info.bytes for info in now.topics)),
-    _Metric("queue_topics", _GAUGE, "Topics that are queues.", lambda now: len(now.queues)),
+    _Metric(
+        "records_live",
+        _GAUGE,
+        "Readable records.",
+        lambda now: now.idle.records + sum(info.count for info in now.topics),
+    ),
+    _Metric("bytes_live", _GAUGE, _BYTES_HELP, lambda now: now.idle.bytes + sum(info.bytes for info in now.topics)),
+    _Metric("queue_topics", _GAUGE, "Topics that are queues.", lambda now: now.idle.queues + len(now.queues)),
     _Metric(
         "queue_leases_in_flight",
         _GAUGE,
@@ -485,12 +493,19 @@ class ServerMetrics(Collector):
     def _snapshot(self) -> _Snapshot:
         service = self._service
         engine = service.engine if service.is_ready else None
-        topics = engine.topics_cached() if engine else []
+        shown = engine.topics_cached(TOPICS_MAX) if engine else []
+        # An idle queue has no leases. One with series of its own is loaded for its counts.
+        queues = _queue_totals(engine, shown) if engine else {}
+        topics = engine.loaded_topics_cached() if engine else []
+        if engine is not None:
+            queues |= _queue_totals(engine, [info for info in topics if info.topic not in queues])
         shards = engine.shards if engine else ()
         return _Snapshot(
             engine=engine,
             topics=topics,
-            queues=_queue_totals(engine, topics) if engine else {},
+            idle=engine.idle_totals if engine else IdleTotals(),
+            shown=shown,
+            queues=queues,
             wal=_WalTotals([shard.stats for shard in shards], any(shard.is_latched for shard in shards)),
             health=server_health(service) if engine else None,
             scheduler=service.push.scheduler,
@@ -538,11 +553,10 @@ class ServerMetrics(Collector):
     def _topic_metrics(self, now: _Snapshot) -> Iterator[Metric]:
         """Series of the first `TOPICS_MAX` topics by name."""
         self._forget_dropped_topics(now)
-        shown = now.topics[:TOPICS_MAX]
-        truncated = len(shown) < len(now.topics)
+        truncated = len(now.shown) < len(now.topics) + now.idle.topics
         yield GaugeMetricFamily("tidelog_topic_metrics_truncated", "1 when not every topic has series.", truncated)
         zeros = TopicCounters()
-        rows = [((info.topic,), (info, self._topics.get(info.topic, zeros))) for info in shown]
+        rows = [((info.topic,), (info, self._topics.get(info.topic, zeros))) for info in now.shown]
         yield from _collect(_TOPIC, rows, ["topic"], "topic_")
         queues = [
             (labels, (now.queues[info.topic], counters))
@@ -553,7 +567,7 @@ class ServerMetrics(Collector):
 
     def _forget_dropped_topics(self, now: _Snapshot) -> None:
         """Drop the counters of dropped topics. A topic that is created again starts from zero, as its seqs do."""
-        known = {info.topic for info in now.topics}
+        known = {info.topic for info in (*now.topics, *now.shown)}
         for name in list(self._topics):
             if name not in known and now.engine is not None and now.engine.find(name) is None:
                 self._topics.pop(name, None)

@@ -30,7 +30,7 @@ Zeros are the preallocated end of a file. Followed by other bytes, or in the dur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
@@ -165,7 +165,8 @@ class Replay:
         return f"CURRENT names {named or 'no file'}, the newest is {newest or 'none'}"
 
     def _open(self, file_number: int) -> _WalFileReader:
-        return _WalFileReader(self._disk, paths.file_path(self.directory, file_number))
+        path = paths.file_path(self.directory, file_number)
+        return _WalFileReader(path, lambda: self._disk.open(path))
 
     def __iter__(self) -> Iterator[FrameWindow]:
         numbers = [first for first in self.file_numbers if first >= self._start.file_number]
@@ -265,7 +266,14 @@ def replay_shard(
 
 def read_frames(disk: Disk, path: str, file_number: int, lo: int, hi: int) -> Iterator[FrameWindow]:
     """The frames of bytes [lo, hi) of a file, up to the first that is not valid. A writer may append meanwhile."""
-    with _WalFileReader(disk, path) as file:
+    yield from read_frames_of(path, lambda: disk.open(path), file_number, lo, hi)
+
+
+def read_frames_of(
+    path: str, open_file: Callable[[], File], file_number: int, lo: int, hi: int
+) -> Iterator[FrameWindow]:
+    """`read_frames` of a file that may be anywhere."""
+    with _WalFileReader(path, open_file) as file:
         yield from _BatchWalk(file, file_number, lo, hi)
 
 
@@ -793,11 +801,11 @@ def _quarantine(disk: Disk, replay: Replay, first: int, pos: int, end: int, quar
 class _WalFileReader:
     """A WAL file, read in pieces. Raises Unavailable if it was removed, Damaged on a disk error."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, path: str, open_file: Callable[[], File]) -> None:
         self.path = path
         self._file: File | None = None
         try:
-            self._file = disk.open(path)
+            self._file = open_file()
             self.size = self._file.size()
         except OSError as error:
             self.close()

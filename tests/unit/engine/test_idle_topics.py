@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -57,6 +58,38 @@ def test_topics_are_idle_until_they_are_used_and_read_as_before() -> None:
     assert contents(log) == before
     assert idle_names(log) == set()
     assert log._context.quota.used == sum(each.bytes for each in states)
+
+
+def test_totals_of_idle_topics_are_what_the_topics_add_up_to() -> None:
+    world = filled()
+    world.log.queue("jobs").topic.append([1, 2, 3])
+    for name in ("t00", "t01"):
+        world.log.topic(name).seal()
+    log = world.restart("reopen")
+
+    def check() -> None:
+        states = {state.topic: state for state in world.log.topics_cached()}
+        idle, totals = [states[name] for name in idle_names(world.log)], world.log.idle_totals
+        assert (totals.topics, totals.records, totals.bytes) == (
+            len(idle),
+            sum(each.count for each in idle),
+            sum(each.bytes for each in idle),
+        )
+        assert +totals.by_class == Counter(each.config.durability for each in idle)
+        assert totals.queues == sum(each.config.type == "queue" for each in idle)
+        assert {each.topic for each in world.log.loaded_topics_cached()} == states.keys() - idle_names(world.log)
+
+    check()
+    assert log.idle_totals.queues == 1
+    segments = log.idle_totals.sealed_segments
+    assert segments >= 2
+    hot = log.tier_status().hot_segments
+    assert hot > segments, "those of topics that are not idle"
+    for name in sorted(idle_names(log)):
+        log.topic(name)
+        check()
+        assert log.tier_status().hot_segments == hot, "counted once, wherever the topic is"
+    assert (log.idle_totals.topics, log.idle_totals.sealed_bytes) == (0, 0)
 
 
 def test_a_crash_leaves_topics_without_frames_idle() -> None:

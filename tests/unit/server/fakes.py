@@ -372,14 +372,19 @@ class ServerHarness:
 
 
 def run_scenario(
-    scenario: Callable[[ServerHarness], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any
+    scenario: Callable[[ServerHarness], Awaitable[None]],
+    *,
+    clock: ManualClock | None = None,
+    disk: MemoryDisk | None = None,
+    **settings: Any,
 ) -> None:
-    """Run a scenario on a server of its own with these settings. Nothing may be held at its end."""
+    """Run a scenario on a server of its own with these settings, on the disk of an earlier one if it is given. Nothing
+    may be held at its end."""
     clock = clock or ManualClock()
     config = ServerConfig(**{"commit": "loop", **settings})
     # A disk in memory keeps reserved space as zeros: the default file of 64 MiB would cost a second each.
     limits: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, "topics_max": config.max_topics}
-    with tidelog.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as database:
+    with tidelog.open("data", disk=disk or MemoryDisk(clock), clock=clock, threads=False, **limits) as database:
 
         async def act() -> None:
             loop = asyncio.get_running_loop()

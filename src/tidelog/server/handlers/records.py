@@ -211,8 +211,9 @@ async def delete_records(context: RequestContext) -> Response:
     parse_tag_match(match)  # an invalid match is refused also where the topic does not exist
     service, actor = context.service, context.principal.name
     topic = context.get_topic()
-    # A search by tag reads the records of a segment whose tag index is lost.
-    from_seq = 0 if match is not None else topic.head_seq
+    # A search by tag reads the records of a segment whose tag index is lost; a search for what the newest records of
+    # keys replaced, those of segments that moved to the cold store before compaction was set.
+    from_seq = 0 if match is not None or topic.config.compaction is not None else topic.head_seq
     done = await service.run_read(topic, from_seq, lambda: topic.delete(match=match, before_seq=before, actor=actor))
     return context.json(
         responses.Deleted(context.topic, done.deleted, done.earliest_seq, done.head_seq, done.count, done.bytes)
