@@ -82,6 +82,7 @@ def test_metrics_decode_no_row_of_an_idle_topic_without_series(monkeypatch: pyte
     async def scrape(world: ServerHarness) -> None:
         world.topic("t29").append(b"used")
         monkeypatch.setattr(TopicEntry, "decode", count)
+        said: dict[str, object] = {}
         for _ in range(2):
             decoded.clear()
             said = (await world.ask("GET", "/v0/metrics", headers={"accept": "application/json"}))[1]

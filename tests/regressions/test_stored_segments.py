@@ -10,7 +10,9 @@ import tidelog
 from tidelog import backup
 from tidelog.database import engine_of
 from tidelog.engine import recovery
-from tidelog.errors import StoreUnavailable
+from tidelog.engine.check import check_directory
+from tidelog.engine.erase import ErasureIncomplete
+from tidelog.errors import BadInput, Corrupt, StoreUnavailable
 from tidelog.testing import ManualClock, SimDisk
 
 TINY: dict[str, Any] = {"segment_events_max": 8, "wal_file_bytes": 4096, "head_reserve": 4}
@@ -319,3 +321,91 @@ def test_next_start_removes_what_an_interrupted_copy_left_in_the_store() -> None
         engine_of(db)._tiers.run()
         assert [path for path in disk.tree() if path.endswith(".tmp")] == []
         assert len(read_all(db.topic("t"))) == 8
+
+
+def moved(disk: SimDisk, **settings: Any) -> list[tuple[int, object]]:
+    """Two segments of a topic in the store `cold`; return its records."""
+    with open_database(disk, cold="cold", hot_retain_segments=0, **settings) as db:
+        topic = db.topic("t", durability="fsync")
+        for part in (b"a", b"b"):
+            topic.append([b"%s%d" % (part, number) * 50 for number in range(8)])
+        topic.append(b"active")
+        db.checkpoint()
+        assert db.relocate().segments == 2
+        return read_all(topic)
+
+
+@pytest.mark.parametrize("other", ["empty", "of another database"])
+def test_a_store_that_is_not_the_right_one_is_not_damage(other: str) -> None:
+    """An empty mount point and the store of another database were reported as lost objects: `check` found damage, and
+    health said corrupt."""
+    disk = SimDisk()
+    moved(disk)
+    if other == "empty":
+        disk.make_dir("elsewhere")
+    else:
+        with open_database(disk, "second", cold="elsewhere", hot_retain_segments=0) as db:
+            db.topic("t").append([b"x"] * 8)
+    for task in ("read", "backup"):
+        with open_database(disk, cold="elsewhere", read_only=True) as db:
+            with pytest.raises(StoreUnavailable, match=r"no marker|another database"):
+                _ = db.topic("t").read(0, 1) if task == "read" else db.topic("t").to_arrow()
+            assert db.topic("t").read(16).records[0].data == b"active"
+            assert db.health().ok
+    for full in (False, True):
+        report = check_directory("data", disk=disk, cold="elsewhere", full=full)
+        found = list(report)
+        assert [(each.kind, each.damage) for each in found] == [("cold", False)] * 2
+        assert "not verified" in found[0].reason
+
+
+@pytest.mark.parametrize("place", ["data", "data/cold", "data/topics"])
+def test_a_cold_store_in_the_data_directory_is_refused(place: str) -> None:
+    disk = SimDisk()
+    with open_database(disk) as db:
+        db.topic("t").append(b"x")
+    before = disk.tree()
+    with pytest.raises(BadInput, match="in the data directory"):
+        open_database(disk, cold=place)
+    assert disk.tree() == before
+    with open_database(disk, cold="data-cold") as db:
+        assert read_all(db.topic("t")) == [(1, b"x")]
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_backup_that_accepts_damage_goes_on_after_an_object_that_does_not_read(compression: str, damage: str) -> None:
+    disk = SimDisk()
+    expected = moved(disk, cold_compression=compression)
+    first, _ = sorted(path for path in disk.tree() if path.startswith("cold/topics/"))
+    if damage == "missing":
+        disk.remove(first)
+    else:
+        disk.flip_bit(first, 40, 1)
+    with open_database(disk) as db:
+        with pytest.raises(Corrupt):
+            db.backup("backups")
+        made = db.backup("backups", accept_damage=True)
+        assert len(made.damaged) == 1
+        assert made.damaged[0].startswith("topics/00000001/seg-0000000000000001.data")
+    backup.restore("backups", "new", disk=disk)
+    with open_database(disk, "new", accept_loss=True) as db:
+        with pytest.raises(Corrupt):
+            db.topic("t").read(0, 1)
+        assert [(record.seq, record.data) for record in db.topic("t").read(8).records] == expected[-9:]
+
+
+def test_an_erasure_of_a_lost_object_is_incomplete_until_it_is_back() -> None:
+    disk = SimDisk()
+    moved(disk)
+    first, _ = sorted(path for path in disk.tree() if path.startswith("cold/topics/"))
+    content = disk.read_file(first)
+    disk.remove(first)
+    with open_database(disk, cold="cold") as db:
+        topic = db.topic("t")
+        for _ in range(2):
+            with pytest.raises(ErasureIncomplete, match="no receipt was written"):
+                topic.erase(seqs=[2])
+        disk.write_file(first, content)
+        assert topic.erase(seqs=[2]).records_before == 1
+        assert [seq for seq, _ in read_all(topic)] == [1, *range(3, 18)]

@@ -36,7 +36,7 @@ from tidelog.engine.backup_target import (
 from tidelog.engine.cold_reader import open_data_file
 from tidelog.engine.context import EngineContext
 from tidelog.engine.engine import Engine
-from tidelog.engine.manifest import DATABASE_ID_FILE, MANIFEST_DIR, encode_manifest
+from tidelog.engine.manifest import DATABASE_ID_FILE, MANIFEST_DIR, ColdRow, encode_manifest
 from tidelog.engine.results import Progress
 from tidelog.engine.snapshot import EngineSnapshot, SegmentFile, WalExtent
 from tidelog.errors import BadInput, Busy, Corrupt
@@ -50,6 +50,7 @@ from tidelog.formats.backup_manifest import (
     object_key,
     object_prefix,
 )
+from tidelog.formats.cold_object import BLOCK_BYTES
 from tidelog.version import __version__
 from tidelog.wal import paths
 from tidelog.wal.recovery import read_frames
@@ -304,6 +305,8 @@ class _Creation:
                     if source.is_required:
                         self._report_damage(source.path, 0, "the file is missing")
                     continue
+                if self._is_lost(source, source.cold):
+                    continue
                 file = open_data_file(self._cold, source.cold, size)
             try:
                 if file.size() < size:
@@ -319,6 +322,16 @@ class _Creation:
                     self._put_file(source.path, file, 0, size, link=source.is_final and is_local, footer=footer)
             finally:
                 file.close()
+
+    def _is_lost(self, source: SegmentFile, row: ColdRow) -> bool:
+        """Whether the object of a segment cannot be read, which is reported as damage."""
+        try:
+            for lo in range(0, source.size or 0, BLOCK_BYTES) if self._accept_damage else ():
+                self._cold.read(row, source.size or 0, lo, lo + 1)
+        except Corrupt as error:
+            self._report_damage(source.path, 0, f"its object does not read: {error}")
+            return True
+        return False
 
     def _copy_blob(self, path: str) -> None:
         """Copy the blob of a large record, unless the parent has it: the name of a blob is never used again."""

@@ -441,6 +441,7 @@ def prune_backups(
     if target.database_id() is None:
         raise BackupNotFound(target.store.address, None)
     store = target.store
+    _load_all(target)  # before the marker, which keeps backups out: what does not read now does not read later either
     try:
         store.put(PRUNE_KEY, [b""])
         store.flush()
@@ -461,10 +462,20 @@ def prune_backups(
     return result
 
 
+def _load_all(target: BackupTarget) -> dict[str, BackupManifest]:
+    """The manifests of all backups. One that does not read may list any object: nothing can be removed then."""
+    found: dict[str, BackupManifest] = {}
+    for backup_id in target.ids():
+        try:
+            found[backup_id] = target.load(backup_id)
+        except Corrupt as error:
+            step = "nothing was removed; restore it, or remove this file to give the backup up, then prune again"
+            raise Corrupt(error.where, pos=error.pos, reason=error.reason, next_step=step) from error
+    return found
+
+
 def _prune(target: BackupTarget, keep: int | None, older_than_ms: int | None, progress: Progress) -> PruneResult:
-    store = target.store
-    # One that does not read may list any object, so nothing is removed then: `load` raises.
-    manifests = {backup_id: target.load(backup_id) for backup_id in target.ids()}
+    store, manifests = target.store, _load_all(target)
     ids = list(manifests)
     removed = [
         backup_id

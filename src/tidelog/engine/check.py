@@ -34,6 +34,7 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.segment_store import SegmentStore
 from tidelog.engine import blobs, manifest
+from tidelog.engine.cold_claim import find_foreign_store
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, topic_directory
 from tidelog.engine.key_index import KEY_INDEX_SUFFIX, encode_key_index
@@ -131,11 +132,17 @@ def run_check_task(task: CheckTask, *, disk: Disk | None = None, cold_store: Seg
         return ShardCheck(disk, task.path, task.shard).run()
     results: list[tuple[Finding, SegmentKey | None]] = []
     opened: BoundedStore | None = None
-    if cold_store is None and any(row.cold is not None and row.cold.key for _, row in task.segments):
-        cold_store = opened = open_cold_store(disk, task.path, EngineConfig(cold=task.cold))
+    unverified = "its data is in a cold store that is not known here"
+    if any(row.cold is not None and row.cold.key for _, row in task.segments):
+        if cold_store is None:
+            cold_store = opened = open_cold_store(disk, task.path, EngineConfig(cold=task.cold))
+        with suppress(StoreUnavailable, Corrupt, NewerFormat):  # of the marker: each object says what is wrong
+            foreign = None if cold_store is None else find_foreign_store(disk, task.path, cold_store)
+            if foreign is not None and cold_store is not None:
+                unverified, cold_store = f"the cold store {cold_store.address}: {foreign}", None
     for topic, row in task.segments:
         directory = topic_directory(task.path, topic.id)
-        findings = SegmentCheck(disk, directory, topic, row, cold_store, full=task.full).findings()
+        findings = SegmentCheck(disk, directory, topic, row, cold_store or unverified, full=task.full).findings()
         findings = [each for each in findings if each.kind != "blob" or not _was_record_removed(disk, task.path, each)]
         results += [
             (finding._replace(file=_relative(task.path, finding.file)), (topic.id, row.base, row.generation))
@@ -525,10 +532,11 @@ class SegmentCheck:
         directory: str,
         topic: TopicRow,
         row: SegmentRow,
-        cold_store: SegmentStore | None = None,
+        cold_store: SegmentStore | str = "its data is in a cold store",
         *,
         full: bool = False,
     ) -> None:
+        """`cold_store`: or why objects cannot be looked at."""
         self._cold_store, self._is_full = cold_store, full
         self._disk, self._stem, self._topic, self._row = (
             disk,
@@ -574,10 +582,8 @@ class SegmentCheck:
     def _check_object(self, row: ColdRow, foot: Footer | None) -> None:
         """Check the object of a segment in the cold store: its length, or all of it."""
         store, seqs = self._cold_store, range(self._row.base, self._row.stop)
-        if store is None:
-            self._add_finding(
-                "cold", None, "its data is in a cold store that is not known here: not verified", damage=False
-            )
+        if isinstance(store, str):
+            self._add_finding("cold", None, f"{store}: not verified", damage=False)
             return
         where = f"{store.address}/{row.key}"
         try:

@@ -56,6 +56,17 @@ def save_state(disk: Disk, root: str, state: ColdStoreState) -> None:
     replace_file(disk, state_path(root), small_files.wrap_file(_MAGIC, _VERSION, msgspec.msgpack.encode(state)))
 
 
+def find_foreign_store(disk: Disk, root: str, store: SegmentStore) -> str | None:
+    """Return why a store is not the one with the segments of this directory, by its marker; None: it may be. Raises the
+    errors of the store."""
+    state, marker = load_state(disk, root), read_marker(store)
+    if marker is None:
+        return "it has no marker: it is another place, or it is not mounted"
+    if state is not None and marker.database != state.database:
+        return "it belongs to another database"
+    return None
+
+
 class StoreClaim:
     """The claim of one open directory on its store."""
 

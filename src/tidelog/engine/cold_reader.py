@@ -14,6 +14,7 @@ block is never stale.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
@@ -70,8 +71,11 @@ class BlockCache:
 class ColdReader:
     """Reads objects of one store. Without a store every read raises. Thread-safe."""
 
-    def __init__(self, store: SegmentStore | None, cache_bytes: int) -> None:
-        self.store, self.cache = store, BlockCache(cache_bytes)
+    def __init__(
+        self, store: SegmentStore | None, cache_bytes: int, find_foreign: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """`find_foreign` returns why the store is not that of this database: asked where an object is missing."""
+        self.store, self.cache, self._find_foreign = store, BlockCache(cache_bytes), find_foreign
         self._indexes: OrderedDict[str, BlockIndex] = OrderedDict()
         self._lock = Lock()
         self.reads = self.failures = self.bytes = 0  # of the store
@@ -160,6 +164,9 @@ class ColdReader:
             content = self.store.read(row.key, lo, hi)
         except FileNotFoundError:
             self.failures += 1
+            if (reason := self._find_foreign()) is not None:
+                step = "mount it, or give the address where the segments are"
+                raise StoreUnavailable(self.store.address, reason, undone="nothing was read", step=step) from None
             raise Corrupt(
                 self.where(row), pos=0, reason="the object is missing", next_step="restore it to the store"
             ) from None

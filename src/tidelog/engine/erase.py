@@ -411,7 +411,7 @@ class _Erasure:
 
     def _copies_elsewhere(self) -> Iterable[str]:
         topic, context = self._topic, self._context
-        # Without the names of other topics: whoever may read about this one may read its receipts.
+        # Without the names of other topics: a key that may read this one may read its receipts.
         if copies := len(topic.downstream):
             targets = "1 topic" if copies == 1 else f"{copies} topics"
             yield f"copies in {targets} that routers of this one write to: list the routers, and erase them there"

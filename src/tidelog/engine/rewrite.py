@@ -176,6 +176,9 @@ class Rewriter:
     ) -> RewriteResult:
         """Rewrite the segments of a topic that have enough deleted bytes; with `force` all that have any, of those with
         these bases. Their old files are removed by the next checkpoints."""
+        if force:  # what did not verify before may be repaired
+            with topic.lock:
+                self._refused -= {part for part in topic.index.parts if isinstance(part, Segment)}
         segments = [each.segment for each in self._candidates(topic)] if force else self._due_segments(topic)
         wanted = [segment for segment in segments if bases is None or segment.base in bases]
         result = self._rewrite_topic(topic, wanted, ignore_progress, progress)
@@ -357,7 +360,10 @@ class _SegmentRewrite:
         segment = self.segment
         if segment.lacks_footer:
             raise NotVerified("it was sealed without a footer: not all of its frames verified")
-        content = segment.shape().data.fetch(0, segment.size)  # of the cold tier, where its file is gone
+        try:
+            content = segment.shape().data.fetch(0, segment.size)  # of the cold tier, where its file is gone
+        except Corrupt as error:
+            raise NotVerified(f"its data does not read: {error}") from error
         foot_bytes = segment.read_side_file(".foot")
         if foot_bytes is None:
             raise NotVerified("its footer is missing")

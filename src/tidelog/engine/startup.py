@@ -26,7 +26,7 @@ from tidelog.disk.process import processor_count
 from tidelog.disk.segment_store import SegmentStore, open_store
 from tidelog.engine import blobs, gap_log, manifest, producer_batches
 from tidelog.engine.checkpoint import CheckpointState
-from tidelog.engine.cold_claim import StoreClaim, load_state
+from tidelog.engine.cold_claim import StoreClaim, find_foreign_store, load_state
 from tidelog.engine.cold_reader import ColdReader
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
@@ -86,7 +86,9 @@ def open_directory(
     limits = _make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
-    cold = ColdReader(cold_store or open_cold_store(disk, path, limits), limits.cold_cache_bytes)
+    store = cold_store or open_cold_store(disk, path, limits)
+    find_foreign = (lambda: None) if store is None else partial(find_foreign_store, disk, path, store)
+    cold = ColdReader(store, limits.cold_cache_bytes, find_foreign)
     check_directory(disk, path, read_only=read_only)
 
     def make_context() -> EngineContext:
@@ -146,6 +148,8 @@ def open_cold_store(disk: Disk, path: str, limits: EngineConfig) -> BoundedStore
         if limits.cold is not None:
             raise
         return None  # a library for it may be missing here; what is on the disk is read all the same
+    if is_local and limits.cold is not None and f"{store.address}/".startswith(f"{own_disk.resolve(path)}/"):
+        raise BadInput(f"the cold store {address} is in the data directory; nothing was done, choose another place")
     return BoundedStore(store, threads=limits.cold_threads, timeout_s=timeout_s)
 
 

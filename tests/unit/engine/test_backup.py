@@ -334,6 +334,20 @@ def test_create_and_prune_exclude_each_other(db: tidelog.Database, disk: SimDisk
     assert backup.prune(TARGET, keep=1, disk=disk).removed == [made.id]
 
 
+def test_a_prune_that_finds_a_damaged_manifest_keeps_no_backup_out(db: tidelog.Database, disk: SimDisk) -> None:
+    """It left its marker, and could never remove it: no further backup was made."""
+    made = db.backup(TARGET)
+    path = f"{TARGET}/{manifest_key(made.id)}"
+    content = disk.read_file(path)
+    disk.flip_bit(path, len(content) // 2, 1)
+    with pytest.raises(Corrupt, match="give the backup up"):
+        backup.prune(TARGET, keep=1, disk=disk)
+    newer = db.backup(TARGET)
+    disk.remove(path)
+    assert backup.prune(TARGET, keep=1, disk=disk).kept == [newer.id]
+    assert not backup.verify(TARGET, disk=disk).problems
+
+
 def test_a_prune_without_a_rule_and_cuts_that_cannot_be_are_refused(db: tidelog.Database, disk: SimDisk) -> None:
     made = db.backup(TARGET)
     for keep in (None, 0):
