@@ -16,17 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import tidelog
 from tests.contract_http.api import Api
 from tests.contract_http.client import Address
 from tests.contract_http.sse_client import SseStream
+from tests.kit import processes
 from tests.kit.waiting import eventually
 
 _ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
     if not name.startswith("TIDELOG_") and name not in ("PYTHONUNBUFFERED", "PYTHONPATH")
-} | {"PYTHONPATH": str(Path(tidelog.__file__).parents[1])}  # the package that the tests import, wherever that lies
+} | {"PYTHONPATH": processes.SOURCES}  # the package that the tests import, wherever that lies
 COMMAND = [sys.executable, "-m", "tidelog.cli.main", "serve"]
 START_S = 60.0
 
@@ -60,7 +60,7 @@ class Server:
         named = {f"TIDELOG_{name.upper()}": str(value) for name, value in {**self._settings, **settings}.items()}
         self._port_file.unlink(missing_ok=True)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = processes.Popen(
                 [*COMMAND, *self._args],
                 cwd=self.folder,
                 env={**self.environment, **named},

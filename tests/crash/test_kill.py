@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from tests.crash.kill_writer import expected_data
+from tests.kit import processes
 
 from tidelog.commitlog import SegmentedLog, verify
 
@@ -42,7 +43,7 @@ def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, rounds: i
 def kill_after(path: str, codec: str, sync: str, *, acks: int) -> int | None:
     """Run the writer, kill -9 it once it said so many acks; return the last seq it acked."""
     writer = Path(__file__).with_name("kill_writer.py")
-    child = subprocess.Popen([sys.executable, str(writer), path, codec, sync], stdout=subprocess.PIPE)
+    child = processes.Popen([sys.executable, str(writer), path, codec, sync], stdout=subprocess.PIPE)
     assert child.stdout is not None
     last = None
     for number, line in enumerate(child.stdout, 1):

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,10 +13,10 @@ from typing import Any
 
 import pytest
 from tests.e2e.test_serve import LIMIT_S, ready, until_there
+from tests.kit import processes
+from tests.kit.commands import COMMAND
 from tests.kit.small_disk import mounted_small_disk, take_all
 from tests.kit.waiting import eventually
-
-TIDELOG = str(Path(sys.executable).with_name("tidelog"))
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ class Server:
         port_file.unlink(missing_ok=True)
         data = ["--data", str(small_disk / "data"), "--port", "0", "--port-file", str(port_file)]
         with port_file.with_name("log").open("ab") as log:  # a pipe that nobody reads would stop the server
-            self.process = subprocess.Popen([TIDELOG, "serve", *data], stderr=log)
+            self.process = processes.Popen([*COMMAND, "serve", *data], stderr=log)
         self.address = until_there(port_file)
         ready(self.address)
 

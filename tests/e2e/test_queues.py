@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.contract_http.server import Server
+from tests.kit import processes
 from tests.kit.waiting import eventually
 
 import tidelog
@@ -173,7 +174,7 @@ def test_a_worker_finishes_what_it_has_begun(shell: Shell, tmp_path: Path, numbe
         "tidelog.cli.main",
         *shell.words("worker", "jobs", "--json", "--", "sh", "-c", script),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
+    process = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
     eventually((tmp_path / "began").exists, LIMIT_S)
     os.kill(process.pid, number)
     time.sleep(0.2)
@@ -190,7 +191,7 @@ def test_a_worker_finishes_what_it_has_begun(shell: Shell, tmp_path: Path, numbe
 def test_a_second_signal_ends_what_runs(shell: Shell, tmp_path: Path) -> None:
     shell.json("put", "jobs", stdin=b"one\n")
     words = shell.words("worker", "jobs", "--json", "--", "sh", "-c", "touch began; exec sleep 60")
-    process = subprocess.Popen([sys.executable, "-m", "tidelog.cli.main", *words], stdout=subprocess.PIPE, cwd=tmp_path)
+    process = processes.Popen([sys.executable, "-m", "tidelog.cli.main", *words], stdout=subprocess.PIPE, cwd=tmp_path)
     eventually((tmp_path / "began").exists, LIMIT_S)
     for _ in range(2):
         os.kill(process.pid, signal.SIGTERM)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.commands import free_port
+from tests.kit import processes
+from tests.kit.commands import COMMAND, free_port
 from tests.kit.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def start(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     port_file = tmp_path / "port"
     port_file.unlink(missing_ok=True)
     data = ["--data", str(tmp_path / "data"), "--port", "0", "--port-file", str(port_file)]
-    process = subprocess.Popen([TIDELOG, "serve", *data, *options], stderr=subprocess.PIPE, text=True)
+    process = processes.Popen([*COMMAND, "serve", *data, *options], stderr=subprocess.PIPE, text=True)
     address = until_there(port_file)
     ready(address)
     return process, address
@@ -63,7 +64,7 @@ def test_the_readme_s_commands_work_when_pasted(tmp_path: Path) -> None:
     assert block is not None, "the README starts a server"
     script = re.sub(r"^\$ ", "", block[1], flags=re.MULTILINE).replace("4000", str(free_port()))
     script = "set -em\n" + script.replace("tidelog serve", f"{TIDELOG} serve", 1) + "\nwait\n"
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=2 * LIMIT_S)
+    done = processes.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=2 * LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert '"first_seq":1' in done.stdout
     assert done.stdout.count('"sku"') == 2
@@ -105,8 +106,8 @@ def test_what_cannot_be_served_says_why_and_exits(
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    command = [TIDELOG, "serve", "--data", str(tmp_path / "data"), "--port", "0", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S)
+    command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--port", "0", *options]
+    done = processes.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S)
     assert done.returncode == 2, done.stderr
     assert why in done.stderr
     assert "Traceback" not in done.stderr
@@ -116,8 +117,8 @@ def test_what_cannot_be_served_says_why_and_exits(
 def test_a_second_server_on_the_directory_is_refused(tmp_path: Path) -> None:
     process, _ = start(tmp_path)
     try:
-        command = [TIDELOG, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
+        done = processes.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 2, done.stderr
         assert "another process" in done.stderr or "locked" in done.stderr
     finally:
@@ -129,9 +130,9 @@ def test_a_second_server_on_the_directory_is_refused(tmp_path: Path) -> None:
 def test_settings_come_from_a_file_and_logs_are_lines_of_json(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text('api_keys = "s3cret:rw"\nlog_format = "json"\n')
     port_file = tmp_path / "port"
-    command = [TIDELOG, "serve", "--data", str(tmp_path / "data"), "--config", str(tmp_path / "t.toml")]
+    command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--config", str(tmp_path / "t.toml")]
     command += ["--port", "0", "--port-file", str(port_file)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = processes.Popen(command, stderr=subprocess.PIPE, text=True)
     address = until_there(port_file)
     ready(address)
     with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
+from tests.kit import processes
 from tidelog.cli.main import main
 
 Run: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -55,15 +56,13 @@ def json_result(result: tuple[int, str, str]) -> dict[str, Any]:
 
 def run_process(cwd: Path, *words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run a command as a process, to its end."""
-    return subprocess.run([*COMMAND, *map(str, words)], cwd=cwd, input=stdin, capture_output=True, timeout=_LIMIT_S)
+    return processes.run([*COMMAND, *map(str, words)], cwd=cwd, input=stdin, capture_output=True, timeout=_LIMIT_S)
 
 
 def start_process(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
     """Start a command as a process with three pipes."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*COMMAND, *map(str, words)], cwd=cwd, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe
-    )
+    return processes.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
+from tests.kit import processes
 from tests.unit.channels.conftest import ANN, BOB, CHANNEL, CID, ChannelEnv
 from tests.unit.engine.harness import TIMEOUT_S, running
 
@@ -479,7 +479,7 @@ channel.submit([b"accepted"], qos=0)
 def test_a_database_without_a_reference_is_closed_at_exit(tmp_path: Path) -> None:
     """`Database` wraps the engine: its handles, and not the wrapper, keep the directory open until the exit."""
     path = str(tmp_path / "data")
-    subprocess.run([sys.executable, "-c", EXIT_WITHOUT_CLOSE, path], check=True, timeout=60)
+    processes.run([sys.executable, "-c", EXIT_WITHOUT_CLOSE, path], check=True, timeout=60)
     with tidelog.open(path) as database:
         assert database.report.frames == 0, "the last checkpoint has everything"
         assert [message.payload for message in database.channel("!c@h").history().messages] == [b"accepted"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from tests.kit import processes
 
 import tidelog
 from tidelog.client import Client
@@ -59,7 +59,7 @@ CODECS = ["tide", "rustlog", "laminar", "narwhal"]
 
 def said(scenario: str, path: Path, *more: str) -> dict[str, list[list[Any]]]:
     """What the processes of a scenario printed, by its first word."""
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, str(PARENT), scenario, str(path), *more], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.kit import processes
 from tests.kit.small_disk import mounted_small_disk, take_all
 
 import tidelog
@@ -395,7 +395,7 @@ def test_a_data_directory_opens_with_0_bytes_free(small_disk: Path, shards: int,
     records are refused, deletes are done in the reserve or, where there is none, once a little room is free; writing
     goes on without a restart."""
     path = small_disk / "data"
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-c", KILLED, str(path), str(shards)], capture_output=True, text=True, check=False
     )
     assert done.returncode == -9, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.kit import processes
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
@@ -40,7 +40,7 @@ def rounds(request: pytest.FixtureRequest) -> int:
 
 def interrupted(what: str, path: Path, *settings: str, rounds: int) -> dict[int, int]:
     """What a process acked that was interrupted so often: seqs by the number of the write."""
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, str(WRITER), what, str(path), str(rounds), *settings],
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ from tests.crash.topics import kill_writer as topics_writer
 from tests.crash.topics.kill_writer import batch_of, tag_of
 from tests.crash.topics.reader import read_engine
 from tests.crash.topics.test_kill import Batch, Ledger
+from tests.kit import processes
 
 import tidelog
 from tidelog import Record
@@ -56,7 +57,7 @@ class Power:
         cut_at = self._random.choice((0, self._random.randint(1, 2_000)))
         with MountedFS(self._folder / "mount", before if self.rounds else None, cut_at=cut_at) as fs:
             command = [sys.executable, str(TESTS / script), str(fs.mount / "data"), *map(str, args)]
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            child = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             assert child.stdout is not None
             watchdog = Timer(WATCHDOG_S, child.kill)
             watchdog.start()

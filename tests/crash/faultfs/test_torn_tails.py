@@ -21,6 +21,7 @@ import pytest
 from tests.crash.faultfs.test_power_cuts import TESTS, WATCHDOG_S, judge_directory
 from tests.crash.topics.test_kill import Ledger
 from tests.crash.topics.test_torn_tails import HEADER_BYTES, frames, torn
+from tests.kit import processes
 
 from tidelog.testing.crash_images import SECTOR_BYTES
 from tidelog.testing.fault_fs import MountedFS, TearPlan, TornWrite, unavailable_reason
@@ -63,7 +64,7 @@ def tear_once(folder: Path, spin: int, place: str, shards: int, durability: str,
     with MountedFS(folder / "mount", before if spin else None, tear=tear) as fs, said.open("wb") as out:
         writer = str(TESTS / "topics/kill_writer.py")
         command = [sys.executable, writer, str(fs.mount / "data"), str(spin), str(shards), durability]
-        child = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+        child = processes.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
         try:
             write = fs.torn_write(WATCHDOG_S)
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from random import Random
 
 import pytest
 from deltalake import DeltaTable
+from tests.kit import processes
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 
 from tidelog.pipelines.table_formats.interface import Format
@@ -27,10 +27,10 @@ Tell = Callable[[str, int], None]
 def run(bench: PipelineHarness, step: int) -> list[str]:
     """Export in a child; the steps that it came to."""
     command = [sys.executable, str(Path(__file__).with_name("kill_exporter.py")), bench.data, bench.table, bench.format]
-    done = subprocess.run([*command, str(step)], capture_output=True, text=True, timeout=100)
-    expected = -signal.SIGKILL if step and len(done.stdout.splitlines()) == step else 0
-    assert done.returncode == expected, done.stderr
-    return done.stdout.splitlines()
+    done = processes.run([*command, str(step)], capture_output=True, text=True, timeout=100)
+    steps: list[str] = done.stdout.splitlines()
+    assert done.returncode == (-signal.SIGKILL if step and len(steps) == step else 0), done.stderr
+    return steps
 
 
 def look(bench: PipelineHarness, said: str) -> None:

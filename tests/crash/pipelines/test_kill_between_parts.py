@@ -8,7 +8,6 @@ every kill the topic holds a prefix of the batch in its order and no row twice; 
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from random import Random
 
 import pytest
 from tests.crash.pipelines.kill_saver import rows
+from tests.kit import processes
 
 import tidelog
 
@@ -25,9 +25,10 @@ Tell = Callable[[str, int], None]
 def run(data: Path, number: int, last: int, when: str) -> int:
     """Save in a child; how many commits it made."""
     command = [sys.executable, str(Path(__file__).with_name("kill_saver.py")), str(data), str(number), str(last), when]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = processes.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode in ((0, -signal.SIGKILL) if last else (0,)), done.stderr
-    return done.stdout.count("a commit")
+    output: str = done.stdout
+    return output.count("a commit")
 
 
 def datas(data: Path) -> list[bytes]:

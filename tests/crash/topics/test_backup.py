@@ -14,6 +14,7 @@ from tests.crash.topics.kill_writer import LIMITS
 from tests.crash.topics.oracle import TopicView
 from tests.crash.topics.reader import read_engine, read_topic, require
 from tests.crash.topics.workloads import OPERATIONS, reopen
+from tests.kit import processes
 
 import tidelog
 from tidelog import backup
@@ -156,7 +157,7 @@ def test_a_process_that_is_killed_during_a_backup_harms_neither_source_nor_targe
 def kill_backups(path: str, target: str, spin: int, *, lines: int) -> tuple[int, dict[str, int]]:
     """Run the child and kill it after so many lines; the last acked seq, and the backups that it said."""
     command = [sys.executable, "-m", "tests.crash.topics.backup_process", path, target, str(spin)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    child = processes.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
     heard: list[bytes] = []
     for line in child.stdout:

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from tests.crash.topics.kill_writer import LIMITS, batch_of, tag_of
 from tests.crash.topics.reader import read_engine
+from tests.kit import processes
 
 import tidelog
 
@@ -67,7 +68,7 @@ def kill_after(ledger: Ledger, path: str, spin: int, shards: int, *, acks: int) 
     """Run the writer, and kill -9 it once it said so much."""
     writer = Path(__file__).with_name("kill_writer.py")
     command = [sys.executable, str(writer), path, str(spin), str(shards)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    child = processes.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
     for number, line in enumerate(child.stdout, 1):
         ledger.hear(line)

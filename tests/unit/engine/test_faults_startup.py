@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit import processes
 from tests.unit.engine.fault_harness import FaultHarness, expect_state, open_engine, scenarios_for, view
 from tests.unit.engine.fault_matrix import cells
 from tests.unit.engine.fault_outcomes import EXPECT, check_restart, check_restarts, check_usable
@@ -117,7 +118,7 @@ with tidelog.open(sys.argv[1]) as log:
 def test_another_process_holds_the_lock(tmp_path: Path) -> None:
     """G30, on a real file system."""
     place = str(tmp_path / "data")
-    holder = subprocess.Popen(
+    holder = processes.Popen(
         [sys.executable, "-c", HOLDER, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
