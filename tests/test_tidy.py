@@ -37,6 +37,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.kit import processes
+from tests.kit.commands import COMMAND
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/tidelog/"
 
@@ -952,8 +955,11 @@ def command_complaint(command: str, directory: Path) -> str | None:
     # The interpreter's own folder comes first: its `tidelog` is the one under test.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
+    program = ["bash", "-euo", "pipefail", "-c", command]
+    if said[0] == "tidelog" and not set("|&;<>()$`*?~#\n") & set(command):
+        program = [*COMMAND, *said[1:]]
+    done = processes.run(
+        program,
         cwd=directory,
         env={**kept, "PATH": path, "NO_COLOR": "1", "COLUMNS": "110"},
         stdin=subprocess.DEVNULL,

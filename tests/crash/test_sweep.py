@@ -17,7 +17,7 @@ from tests.crash.workloads import OPERATIONS, WORKLOADS, history_of, random_hist
 Tell = Callable[[str, int], None]
 CODECS = ("tide", "rustlog", "laminar", "narwhal")
 POLICIES = ("batch", "each", "interval")
-SAMPLED = 4  # instants for one that `make test` judges
+SAMPLED = 10  # instants for one that `make test` judges
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, record_count: 
             sweep(codec, workload, sync=sync, limit=1 + nested, again=nested, step=SAMPLED, stats=tally)
             assert not tally.failures, tally.failures[0]
     record_count("crash states", tally.states)
-    assert tally.states >= 300, f"only {tally.states} states at {tally.instants} instants"
+    assert tally.states >= 100, f"only {tally.states} states at {tally.instants} instants"
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, record_count: 
 def test_histories_drawn_by_chance_survive_a_crash_anywhere(codec: str, record_count: Tell) -> None:
     tally = SweepStats()
     for seed, sync in product(range(2), POLICIES):
-        sweep(codec, random_history(seed, 8), sync=sync, limit=6, seed=seed, stats=tally)
+        sweep(codec, random_history(seed, 8), sync=sync, limit=6, seed=seed, step=2, stats=tally)
         assert not tally.failures, tally.failures[0]
     record_count("crash states", tally.states)
 

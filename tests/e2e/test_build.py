@@ -86,6 +86,7 @@ def test_source_archive_builds_a_wheel_with_compiled_modules_and_their_sources(t
     assert not list((again / "src").rglob("*.so")), "the sources stay without compiled modules"
 
 
+@pytest.mark.sweep
 def test_wheel_without_compiler_uses_python_code(tree: Path) -> None:
     """A compiler that fails; the editable install below has none."""
     found, said = wheel(tree, CC="false")
@@ -105,6 +106,7 @@ def test_source_that_does_not_compile_fails_no_install(tree: Path) -> None:
     assert "without its compiled modules" in said
 
 
+@pytest.mark.sweep
 def test_editable_install_compiles_beside_the_sources(tree: Path) -> None:
     say = "import hatchling.build as build; print(build.build_editable('.'))"
     for compiler, there in (("/nowhere/cc", False), ("", True)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit import processes
 from tests.kit.commands import COMMAND, ENVIRONMENT, run_process, start_process
 
 import tidelog
@@ -292,7 +293,7 @@ def test_the_tour_keeps_its_word_and_its_commands_work(tmp_path: Path, events: i
     codes = {}
     for line in re.findall(r"^  \$ tidelog (.*)$", done.stdout, re.MULTILINE):
         words = shlex.split(line)
-        again = subprocess.run([*COMMAND, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+        again = processes.run([*COMMAND, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
         codes[" ".join(words[: 1 if words[0] == "check" else 2])] = again.returncode
     assert codes.pop("log verify") == 1, "it finds the bit that the tour flipped"
     assert codes == dict.fromkeys(

@@ -185,7 +185,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", [30, pytest.param(80, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("examples", [12, pytest.param(80, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_log_is_a_list_that_survives(codec: str, examples: int) -> None:
     machine = type(f"{codec.title()}Machine", (LogMachine,), {"codec": codec})

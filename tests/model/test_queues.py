@@ -514,9 +514,10 @@ def run(examples: int, steps: int, *, derandomize: bool, shrink: bool = True) ->
 
 
 @pytest.mark.slow
-def test_queues_are_dicts_that_survive() -> None:
+@pytest.mark.parametrize("examples", [16, pytest.param(80, marks=pytest.mark.sweep)])
+def test_queues_are_dicts_that_survive(examples: int) -> None:
     """G93, G94, G95; leases, counts, order, dead letters."""
-    run(40, 40, derandomize=True)
+    run(examples, 40, derandomize=True)
 
 
 @pytest.mark.sweep

@@ -169,7 +169,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_outcomes_of_a_small_project(project: Path, tmp_path: Path) -> None:
     group = Group("g", ["m.py"], ["tests"], [], [])
     source = (project / "src/tidelog/m.py").read_text()

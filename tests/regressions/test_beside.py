@@ -135,7 +135,7 @@ def test_an_open_reader_at_every_operation_of_a_writer_sees_no_damage(codec: str
     busy = True
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_writer_at_every_operation_of_a_reader_is_not_taken_for_damage(codec: str, step: str, every: int) -> None:

@@ -198,7 +198,7 @@ def started(disk: SimDisk, shards: int, most: int = 30) -> list[SimDisk]:
     return images
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("old", "new"), [(1, 2), (2, 1), (2, 3), (3, 2)])
 @pytest.mark.parametrize("written", [True, False])
 def test_two_starts_with_other_shards_that_are_cut_short_leave_a_directory_that_opens(
@@ -277,7 +277,7 @@ def test_interval_sync_makes_the_floor_durable_for_a_later_reader_from_below() -
     assert _wal_syncs(disk) == before + 2, "a floor that moved since is durable before a gap is shown"
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("step", [18, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_shown_gap_of_a_capped_topic_never_falls_back(durability: str, shards: int, step: int) -> None:

@@ -184,7 +184,7 @@ def run(flips: Iterator[tuple[str, SimDisk]], record_count: Tell, *, read_only: 
 @pytest.mark.parametrize("read_only", [True, False], ids=["reading", "writing"])
 def test_a_flipped_bit_is_never_a_wrong_record(part: int, read_only: bool, record_count: Tell) -> None:
     shards = 1 + part % 2
-    step = 17 if read_only else 71
+    step = 31 if read_only else 131
     run(flipped(step, part, lambda pos: (pos * 5 % 8,), shards), record_count, read_only=read_only, shards=shards)
 
 

@@ -148,11 +148,11 @@ def report_counts(tally: SweepStats, record_count: Tell) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("letter", LETTERS, ids=lambda letter: letter.__name__)
 def test_what_is_done_while_a_checkpoint_runs_survives(letter: Operation, record_count: Tell) -> None:
-    """Method: of each letter, two arrangements drawn by chance, with a few images of one instant in six."""
+    """Method: of each letter, an arrangement drawn by chance, with a few images of one instant in six."""
     mine = [each for each in ALL if each.letter is letter]
-    tally = judged(Random(letter.__name__).sample(mine, 2), SweepDepth(limit=3, thorough=40, steady=14, step=6), seed=0)
+    tally = judged(Random(letter.__name__).sample(mine, 1), SweepDepth(limit=3, thorough=40, steady=14, step=6), seed=0)
     report_counts(tally, record_count)
-    assert tally.states >= 10, f"only {tally.states} states"
+    assert tally.states >= 5, f"only {tally.states} states"
 
 
 @pytest.mark.sweep

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.crash.topics.group_histories import HistoryStats, run_history
+from tests.kit.sampling import one_in
 
 Tell = Callable[[str, int], None]
 CONFIGS = (
@@ -18,11 +19,11 @@ CONFIGS = (
     {"durability": "disk", "cap_records": 4},
     {"durability": "disk", "cap_records": 5, "ttl_ms": 1_000},
 )
+PLACES = [(config, 1 + (number + turn) % 2) for number, config in enumerate(CONFIGS) for turn in (0, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("config", "shards"), one_in(2, PLACES))
 @pytest.mark.parametrize("histories", [1, pytest.param(4, marks=pytest.mark.sweep)])
 def test_groups_holds_and_the_ledger_survive_power_cuts(
     config: dict[str, object], shards: int, histories: int, record_count: Tell

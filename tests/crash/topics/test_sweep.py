@@ -30,11 +30,12 @@ from tests.crash.topics.workloads import (
     run_history,
     sampled,
 )
+from tests.kit.sampling import one_in
 
 from tidelog.testing import SimDisk
 
 Tell = Callable[[str, int], None]
-SAMPLED = 26  # instants for one that `make test` judges
+SAMPLED = 80  # instants for one that `make test` judges
 letters = pytest.mark.parametrize("first", OPERATIONS, ids=lambda letter: letter.__name__)
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
@@ -48,7 +49,7 @@ def report_counts(tally: SweepStats, record_count: Tell) -> None:
 @letters
 def test_every_history_of_two_letters_survives_a_power_cut(first: Operation, record_count: Tell) -> None:
     tally = SweepStats()
-    depth = SweepDepth(limit=4, thorough=40, steady=14, step=SAMPLED)
+    depth = SweepDepth(limit=3, thorough=40, steady=14, step=SAMPLED)
     hows = arranged(first, 0)
     for history, how in zip([(first,), *product([first], OPERATIONS)], [hows[0], *hows], strict=True):
         sweep(history, depth, seed=0, stats=tally, how=how)
@@ -56,7 +57,7 @@ def test_every_history_of_two_letters_survives_a_power_cut(first: Operation, rec
             break
     record_count("histories of two letters in an arrangement", len(OPERATIONS))
     report_counts(tally, record_count)
-    assert tally.states >= 30, f"only {tally.states} states at {tally.instants} instants"
+    assert tally.states >= 20, f"only {tally.states} states at {tally.instants} instants"
 
 
 def arranged(first: Operation, seed: object) -> list[Arrangement]:
@@ -107,7 +108,7 @@ def cut_recovery_short(
 def test_a_recovery_that_is_cut_short_is_as_good_as_none(first: Operation, record_count: Tell) -> None:
     """G48. Another second letter for each first one."""
     second = OPERATIONS[OPERATIONS.index(first) * 5 % len(OPERATIONS)]
-    cut_recovery_short(first, [second], record_count, again=2, step=SAMPLED)
+    cut_recovery_short(first, [second], record_count, again=1, step=SAMPLED)
 
 
 @pytest.mark.sweep
@@ -162,7 +163,7 @@ def pairs(most: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("old", "new"), pairs(4))
+@pytest.mark.parametrize(("old", "new"), one_in(3, pairs(4)))
 def test_any_count_of_shards_reads_what_any_other_wrote(old: int, new: int) -> None:
     """G49–G51: written with one count and killed, opened and written with another and killed, and back again."""
     change_shards(old, new)

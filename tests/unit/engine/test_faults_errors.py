@@ -34,7 +34,7 @@ NEEDS_SPACE = "write create reserve mkdir rename"
 WRITES = "write create reserve cut mkdir rename remove rmdir"
 
 
-sampled = pytest.mark.parametrize("step", [4, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.sweep])])
+sampled = pytest.mark.parametrize("step", [15, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.sweep])])
 
 
 def thinned(strikes: list[InjectedFailure], times: str, step: int) -> list[InjectedFailure]:
