@@ -55,12 +55,14 @@ def evict_and_delete(log: Engine, *, is_seen: bool = True) -> None:
 class Watch:
     """What a power cut would leave of the topic at each operation from now on."""
 
-    def __init__(self, disk: SimDisk, shards: int = 1, allowed: Sequence[list[int]] = ([2, 4],)) -> None:
-        self.disk, self.shards, self.states, self.allowed = disk, shards, 0, allowed
+    def __init__(
+        self, disk: SimDisk, shards: int = 1, allowed: Sequence[list[int]] = ([2, 4],), *, limit: int = 40
+    ) -> None:
+        self.disk, self.shards, self.limit, self.states, self.allowed = disk, shards, limit, 0, allowed
         disk.on_op = self._look
 
     def _look(self, op: int) -> None:
-        for image in self.disk.images(random=Random(op), limit=40):
+        for image in self.disk.images(random=Random(op), limit=self.limit):
             self.states += 1
             assert seqs(opened(image.disk, self.shards)) in self.allowed, f"before op {op}, {image.label}"
 
@@ -76,24 +78,29 @@ def test_what_a_cap_took_stays_gone_when_a_checkpoint_after_a_restart_is_cut_sho
     assert watch.states > 20
 
 
+images_of_an_instant = pytest.mark.parametrize("limit", [6, pytest.param(40, marks=pytest.mark.sweep)])
+
+
+@images_of_an_instant
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_what_a_cap_took_of_class_memory_stays_gone_in_every_shard(shards: int) -> None:
+def test_what_a_cap_took_of_class_memory_stays_gone_in_every_shard(shards: int, limit: int) -> None:
     disk = SimDisk()
     log = capped(disk, "memory", shards)
     evict_and_delete(log)
     log.gaps()
     log.tick()
-    watch = Watch(disk, shards)
+    watch = Watch(disk, shards, limit=limit)
     log.checkpoint()
     assert watch.states > 20
 
 
+@images_of_an_instant
 @pytest.mark.parametrize("place", ["capped", "other"])
 @pytest.mark.parametrize(
     ("durability", "is_synced"), [*((durability, True) for durability in DURABLE), ("disk", False), ("memory", False)]
 )
 def test_what_a_cap_took_during_a_checkpoint_stays_gone(
-    durability: str, is_synced: bool, place: str, monkeypatch: pytest.MonkeyPatch
+    durability: str, is_synced: bool, place: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: it comes between the floors and the deletion vectors of that checkpoint, or in a checkpoint that does not
     write the topic, because nothing had changed when it began; then another checkpoint."""
@@ -115,10 +122,10 @@ def test_what_a_cap_took_during_a_checkpoint_stays_gone(
             if core.name == place and not watches and is_synced:
                 evict_and_delete(log)
                 log.tick()
-                watches.append(Watch(disk))
+                watches.append(Watch(disk, limit=limit))
             elif core.name == place and not watches:  # a power cut may take the append and the delete
                 evict_and_delete(log, is_seen=False)
-                watches.append(Watch(disk, allowed=([1, 2, 3], [2, 3, 4], [2, 4])))
+                watches.append(Watch(disk, allowed=([1, 2, 3], [2, 3, 4], [2, 4]), limit=limit))
 
     monkeypatch.setattr(checkpoint, "_write_topic", written)
     log.checkpoint()

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.crash.topics.numbered_batches import HistoryStats, run_history
+from tests.kit.sampling import one_in
 
 from tidelog.engine import batch_encoder, checkpoint, idempotency, recovery
 from tidelog.engine.append import Append
@@ -21,14 +22,14 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("histories", "images"), [(1, 4), pytest.param(3, 5, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(("histories", "images"), [(1, 2), pytest.param(3, 5, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 def test_numbered_batches_survive_power_cuts(durability: str, histories: int, images: int, record_count: Tell) -> None:
     tally, first = HistoryStats(), ["fsync", "disk", "memory"].index(durability)
     for seed in range(first, first + histories):
         run_history((durability, seed), tally, steps=8, durability=durability, shards=1 + seed % 2, images=images)
     record_count("crash states of numbered batches", tally.states)
-    assert tally.states >= 30 * histories, tally.states
+    assert tally.states >= 10 * histories * images, tally.states
 
 
 @pytest.mark.sweep
@@ -106,7 +107,7 @@ BUGS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bug", "durability"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("bug", "durability"), one_in(2, BUGS), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(bug: Callable[[Patch], None], durability: str, monkeypatch: Patch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, Error)):
