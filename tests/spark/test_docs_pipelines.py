@@ -39,7 +39,7 @@ def test_the_examples_run(
 
 
 def test_every_command_and_choice_is_on_the_page() -> None:
-    for name in ("export", "reconcile", "scrub", "backfill", "stats"):
+    for name in ("export", "reconcile", "scrub", "backfill", "stats", "erase", "restore"):
         assert f"## {name}" in PAGE
     for option in ("--once", "--schema", "--infer", "--bad", "--on-gap", "--file-bytes", "--file-age", "--repair"):
         assert option in PAGE

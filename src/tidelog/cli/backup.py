@@ -129,7 +129,7 @@ def add_restore(commands: Commands) -> None:
     parser.add_argument("places", nargs="+", metavar="[ID] DIR", help="the backup, and the new directory")
     parser.add_argument(
         "--to-seq",
-        type=_parse_topic_seq,
+        type=parse_topic_seq,
         action="append",
         default=[],
         metavar="TOPIC=N",
@@ -138,7 +138,7 @@ def add_restore(commands: Commands) -> None:
     parser.add_argument("--to-time", type=parse_moment_us, metavar="T", help="the last time, as 2026-01-31T12:00:00Z")
 
 
-def _parse_topic_seq(text: str) -> tuple[str, int]:
+def parse_topic_seq(text: str) -> tuple[str, int]:
     """`topic=seq`."""
     topic, equals, seq = text.rpartition("=")
     if not equals or not topic or not re.fullmatch("[0-9]{1,18}", seq):

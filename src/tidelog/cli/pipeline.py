@@ -15,12 +15,15 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any, Final
 
+from tidelog.cli.backup import parse_topic_seq
 from tidelog.cli.command import (
     Commands,
     add_command,
     add_group,
     parse_age_ms,
     parse_count,
+    parse_moment_us,
+    parse_seqs,
     parse_size,
     stop_event,
 )
@@ -278,6 +281,8 @@ def add(commands: Commands) -> None:
     _add_scrub(verbs)
     _add_backfill(verbs)
     _add_stats(verbs)
+    _add_erase(verbs)
+    _add_restore(verbs)
     add_command(
         verbs,
         "script",
@@ -287,6 +292,68 @@ def add(commands: Commands) -> None:
         "master and settings are those of spark-submit.",
         examples='spark-submit --master yarn "$(tidelog pipeline script)" export data orders s3://lake/orders --once',
     )
+
+
+def erase(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    with screen.progress_bar(f"erasing {args.topic}"):
+        done = pipelines.erase(
+            args.where,
+            args.topic,
+            args.tables,
+            match=args.match,
+            seqs=args.seqs,
+            actor=args.actor,
+            storage_options=dict(args.storage_options),
+            key=args.key,
+            master=args.master,
+            conf=dict(args.conf),
+        )
+    fields = {**done._asdict(), "tables": [each._asdict() for each in done.tables]}
+    count = done.log["records"] + done.log["records_before"]
+    screen.print_result(
+        fields,
+        f"erased {plural(count, 'record')} of {args.topic}, and rows of {plural(len(done.tables), 'table')}; "
+        f"SHA-256 {done.sha256}",
+        titles=("table", "format", ">rows", ">files removed", ">version"),
+        rows=[
+            [each.table, each.format, f"{each.rows:,}", f"{len(each.removed):,}", str(each.version or "-")]
+            for each in done.tables
+        ],
+        after=[f"not reached: {text}" for text in done.log["not_reached"]]
+        + [f"not reached in {each.table}: {text}" for each in done.tables for text in each.not_reached],
+    )
+    return 0
+
+
+def restore(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    with screen.progress_bar(f"restoring {args.into}", total=1) as bar:
+        done = pipelines.restore(
+            args.target,
+            args.into,
+            args.topic,
+            to_topic=args.to_topic,
+            backup_id=args.backup,
+            to_seq=dict(args.to_seq),
+            to_time_ms=None if args.to_time is None else args.to_time // 1000,
+            job=args.job,
+            work_dir=args.work_dir,
+            target_key=args.target_key,
+            master=args.master,
+            conf=dict(args.conf),
+            progress=bar,
+        )
+    written = done.backfilled
+    fields = {**done._asdict(), "backfilled": None if written is None else written._asdict()}
+    if written is None:
+        said = f"{done.directory}: backup {done.backup}, {plural(len(done.topics), 'topic')}"
+    else:
+        said = f"{plural(written.rows, 'record')} of backup {done.backup} in {written.target}"
+    screen.print_result(fields, said, after=list(done.notes))
+    return 0
 
 
 def parse_conf(text: str) -> tuple[str, str]:
@@ -461,4 +528,54 @@ def _add_stats(subcommands: Commands) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
     parser.add_argument("--plot", metavar="FILE", help="an SVG to write")
+    _add_spark_options(parser)
+
+
+def _add_erase(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "erase",
+        erase,
+        summary="erase records from a topic and its tables, with a receipt",
+        description="Erase the records with a tag, or of some seqs, from the topic and from tables that were exported "
+        "from\n"
+        "it. Of a Delta table all older versions are removed with them. The receipt names every file, and what is not\n"
+        "reached. A run that broke off is repeated.",
+        examples="tidelog pipeline erase data orders table --match 'customer-7*'\n"
+        "tidelog pipeline erase http://127.0.0.1:4000 orders s3://lake/orders --seqs 4,5 --json",
+    )
+    for name, about in (("where", "WHERE"), ("topic", "TOPIC")):
+        parser.add_argument(name, metavar=about)
+    parser.add_argument("tables", nargs="+", metavar="TABLE")
+    parser.add_argument("--match", metavar="TAG", help="a tag, or the beginning of a tag and *")
+    parser.add_argument("--seqs", type=parse_seqs, metavar="N,N…", help="these seqs")
+    parser.add_argument("--actor", help="who erases, for the receipt")
+    _add_storage_options(parser)
+    _add_spark_options(parser)
+
+
+def _add_restore(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "restore",
+        restore,
+        "TARGET",
+        "INTO",
+        summary="a backup at a point in time into a directory, or one topic of it into a topic",
+        description="TARGET holds backups: a directory or a bucket. INTO is a new directory, or with --topic a\n"
+        "directory or a server whose topic gets the records, each once, with new seqs. --to-seq and --to-time leave\n"
+        "out what came later.",
+        examples="tidelog pipeline restore s3://bucket/backups restored --to-time 2026-11-18T14:00:00Z\n"
+        "tidelog pipeline restore s3://bucket/backups http://127.0.0.1:4000 --topic orders --to-topic orders-before",
+    )
+    parser.add_argument("--topic", help="of the backup, to write into a topic")
+    parser.add_argument("--to-topic", metavar="NAME", help="of INTO (the name in the backup)")
+    parser.add_argument("--backup", metavar="ID", help="of `tidelog backup list` (the newest)")
+    parser.add_argument(
+        "--to-seq", type=parse_topic_seq, action="append", default=[], metavar="TOPIC=N", help="the last seq of a topic"
+    )
+    parser.add_argument("--to-time", type=parse_moment_us, metavar="T", help="the last time, as 2026-01-31T12:00:00Z")
+    parser.add_argument("--job", default="restore", help="the name by which a restore is repeated (restore)")
+    parser.add_argument("--work-dir", metavar="DIR", help="where it is restored first (.tidelog-restore/JOB)")
+    parser.add_argument("--target-key", help="of the server that is written to")
     _add_spark_options(parser)

@@ -8,8 +8,8 @@ runs this program, and this machine elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from threading import Event
 from typing import Any, Final, Literal, TypeAlias
 
@@ -27,11 +27,13 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.store_options import TABLE_SCHEMES
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfill_job, record_mapping, table_formats
+from tidelog.pipelines import backfill_job, erase_job, record_mapping, restore_job, table_formats
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
+from tidelog.pipelines.erase_job import Erased, Selection
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
+from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
 from tidelog.pipelines.spark_tasks import SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
@@ -315,6 +317,115 @@ def backfill(
 
         with backfill_job.open_target(Location.parse(target, target_key)) as opened:
             return backfill_job.backfill_topic(request, rows, opened, context, progress)
+
+
+def erase(
+    where: str,
+    topic: str,
+    tables: Sequence[str],
+    *,
+    match: str | None = None,
+    seqs: Sequence[int] | None = None,
+    actor: str | None = None,
+    storage_options: StorageOptions = None,
+    key: str | None = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    step: OnStep = interface.no_step,
+) -> Erased:
+    """Erase records from a topic and its tables: rows and files, older versions of Delta tables included.
+
+    Spark is started only where a table is a directory of Parquet files.
+
+    Args:
+        match: a tag, or the beginning of one and `*`.
+        seqs: these records; one of the two is given.
+        actor: who erases, for the receipt of a directory; a server takes the name of the key.
+
+    Raises:
+        ErasureIncomplete: the log is done, and a table still has rows or files of the records.
+    """
+    location, selection = Location.parse(where, key), Selection.parse(match, seqs)
+    if location.is_object_store:
+        raise BadInput(f"{where} is an object store, where nothing is erased; nothing was done, name a server")
+    _find_topic(location, topic, where)
+    with ExitStack() as stack:
+        opened: list[tuple[Place, interface.Table]] = []
+        for name in tables:
+            place = table_formats.find_place(name, "the table", storage_options)
+            if table_formats.detect_format(place.disk, place.path) is None:
+                raise NotFound(f"there is no table at {place.path}; nothing was erased, check the path")
+            opened.append((place, stack.enter_context(closing(_open_table(place, None, step)))))
+            erase_job.check_table(place, opened[-1][1], topic, selection)
+        needs_spark = any(table.format != "delta" for _, table in opened)
+        live = stack.enter_context(job_session(spark, master, conf)) if needs_spark else None
+
+        def repair(place: Place, table: interface.Table) -> None:
+            assert live is not None, "started above"
+            context = _job_context(live, place.disk, step)
+            with closing(ReconcileJob(_read_options(location, topic, "skip"), table, context)) as job:
+                job.run(repair=True)
+
+        step("erase the log")
+        receipt = erase_job.erase_log(location, topic, selection, actor)
+        done = []
+        for place, table in opened:
+            step("erase a table")
+            done.append(erase_job.erase_table(live, place, table, selection, repair))
+        return erase_job.make_receipt(topic, receipt, done)
+
+
+def restore(
+    target: str,
+    into: str,
+    topic: str | None = None,
+    *,
+    to_topic: str | None = None,
+    backup_id: str | None = None,
+    to_seq: Mapping[str, int] | None = None,
+    to_time_ms: int | None = None,
+    job: str = "restore",
+    work_dir: str | None = None,
+    target_key: str | None = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    step: OnStep = interface.no_step,
+) -> Restored:
+    """Restore a backup as it was at a seq or a time: into a new directory, or one topic of it into a topic.
+
+    Args:
+        target: where the backups are: a directory, or an address such as s3://bucket/backups.
+        into: a directory; with `topic` a directory or a server, where the topic is made if there is none.
+        topic, to_topic: the topic of the backup, and its name in `into`, by default the same.
+        to_seq, to_time_ms: records after it are not restored.
+        job, work_dir: of the backfill into the topic; a run that broke off is repeated under the same name.
+    """
+    if topic is None:
+        if to_topic is not None:
+            raise BadInput("to_topic without a topic; nothing was done, name the topic of the backup")
+        return restore_job.restore_directory(target, into, backup_id, to_seq, to_time_ms)
+    work = addresses.absolute_path(work_dir or f".tidelog-restore/{job}", "the working directory")
+    with job_session(spark, master, conf) as live:
+        restore_job.check_local_session(live)
+        step("restore")
+        restored, directory = restore_job.restore_for_backfill(target, work, backup_id, to_seq, to_time_ms)
+        restore_job.check_topic_restored(restored, topic)
+        done = backfill(
+            directory,
+            into,
+            to_topic or topic,
+            from_topic=topic,
+            job=job,
+            work_dir=join(work, "staged"),
+            target_key=target_key,
+            spark=live,
+            progress=progress,
+            step=step,
+        )
+    return restored._replace(directory=None, backfilled=done)
 
 
 def _read_range(

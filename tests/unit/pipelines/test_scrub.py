@@ -120,7 +120,7 @@ def test_records_of_a_server_and_of_an_object_store_are_verified(data: Path) -> 
             assert found.bytes > 300, place
 
 
-def test_damage_behind_a_server_is_named_and_the_rest_is_read(data: Path) -> None:
+def test_damage_on_a_server_is_named_and_the_rest_is_read(data: Path) -> None:
     path = sorted(data.glob("topics/*/*.data"))[0]
     with run_server(str(data)) as (_, address):
         whole = run_remote_scrub(Location(address), InlineRunner())

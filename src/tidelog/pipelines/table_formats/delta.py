@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import deltalake
 import msgspec
@@ -122,6 +123,48 @@ def count_rows_outside(disk: Disk, path: str, version: int, first: int, stop: in
     """Count the rows of a version with other seqs, or without a seq."""
     predicate = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
     return sum(batch.num_rows for batch in _scan(disk, path, version, predicate, ["seq"]))
+
+
+def count_rows_where(disk: Disk, path: str, predicate: str) -> int:
+    """Count the rows of the newest version that match a predicate in SQL."""
+    version = open_delta(disk, path, None).version()
+    return sum(batch.num_rows for batch in _scan(disk, path, version, predicate, ["seq"]))
+
+
+def describe_columns(disk: Disk, path: str) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether a change data feed keeps removed rows."""
+    table = open_delta(disk, path, None)
+    has_feed = (table.metadata().configuration.get("delta.enableChangeDataFeed") or "false").lower() == "true"
+    return arrow_schema(table).names, has_feed
+
+
+def delete_rows(disk: Disk, path: str, predicate: str) -> tuple[int, list[str]]:
+    """Delete the rows that match a predicate in SQL, in one commit; return how many, and the files that held them."""
+    table = open_delta(disk, path, None)
+    before = set(table.file_uris())
+    try:
+        deleted = int(table.delete(predicate)["num_deleted_rows"])
+    except DeltaProtocolError as error:
+        raise _unsupported_error(path, error) from None
+    except (DeltaError, OSError) as error:
+        raise _unreadable_error(disk, path, error) from None
+    gone = before - set(table.file_uris())
+    return deleted, sorted(_relative_name(path, name) for name in gone)
+
+
+def remove_unnamed_files(disk: Disk, path: str) -> list[str]:
+    """Remove every data file that the newest version does not name; older versions cannot be read any more. Return the
+    names."""
+    table = open_delta(disk, path, None)
+    try:
+        found = table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    except (DeltaError, OSError) as error:
+        raise _unreadable_error(disk, path, error) from None
+    return sorted(_relative_name(path, name) for name in found)
+
+
+def _relative_name(path: str, name: str) -> str:
+    return unquote(name).removeprefix("file://").removeprefix(f"{path.rstrip('/')}/")
 
 
 def open_delta(disk: Disk, path: str, version: int | None) -> DeltaTable:
