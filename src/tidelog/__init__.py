@@ -3,7 +3,8 @@
 `tidelog.open` returns a `Database` with the topics, queues, routers and channels of one directory. The segmented log
 library is `tidelog.commitlog`; every error that a caller can see is in `tidelog.errors`.
 
-`tidelog.backup` lists, verifies and restores backups.
+`tidelog.connect` returns the same for a server; `tidelog.protocols` is the interface of both. `tidelog.backup` lists,
+verifies and restores backups.
 
 Start with `database`: it composes the `engine` (topics, queues, routers) and the `channels`. `server` serves a
 `Database` over HTTP, `client` talks to it, `spark` and `pipelines` read and write topics as DataFrames, `cli` is the
@@ -11,6 +12,7 @@ command line.
 """
 
 from tidelog.channels import Channel, ChannelLimits
+from tidelog.client import connect
 from tidelog.database import Database, open
 from tidelog.engine import Gap, GapEntry, Group, GroupBatch, Job, LargeData, Queue, Record, Topic, Worker, timestamp_ms
 from tidelog.errors import Error
@@ -32,6 +34,7 @@ __all__ = [
     "Topic",
     "Worker",
     "__version__",
+    "connect",
     "open",
     "timestamp_ms",
 ]

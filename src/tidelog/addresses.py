@@ -56,8 +56,8 @@ def check_path(path: str | PurePath, what: str = "a directory of this machine") 
     shown = repr(str(path)[:_SHOWN_CHARS_MAX])
     if scheme in SERVER_SCHEMES:
         step = (
-            "to use a server from Python take tidelog.client.Client(url), on the command line --server URL, in Spark "
-            "the option server"
+            "to use a server take tidelog.connect(URL) in Python, --server URL on the command line, the option server "
+            "in Spark"
         )
     elif scheme == "file":
         step = "leave file:// out"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from functools import lru_cache
+from inspect import isfunction, signature
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -153,19 +154,22 @@ class Diff(Struct):
     include_meta: bool = True
     wait_ms: WaitMs = 0
     max_batch_bytes: PageBytes = READ_BYTES
+    consistency: Annotated[Consistency, described("strong: only records that survive a power cut.")] = "eventual"
+    include_counts: Annotated[bool, described("Send what became of every seq of the page's range.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.from_seq, self.max_batch_bytes)
 
 
 class Delete(Struct):
-    """before_seq, match or both."""
+    """before_seq, match or both; or seqs."""
 
     before_seq: U64 | None = None
     match: TagMatch = None
+    seqs: Annotated[list[U64] | None, described("These records alone.")] = None
 
     def __post_init__(self) -> None:
-        check_u64(self.before_seq)
+        check_u64(self.before_seq, max(self.seqs or (), default=0))
 
 
 class SimulateRetention(Struct):
@@ -262,6 +266,23 @@ class BackupToMake(Struct):
     accept_damage: Annotated[bool, described("Also back up files that do not verify.")] = False
 
 
+class RelocateAll(Struct):
+    topic: TopicName | None = None
+    keep_segments: Annotated[U64 | None, described("How many of the newest sealed segments stay on the disk.")] = None
+
+
+class RecallAll(Struct):
+    topic: TopicName | None = None
+    first_seq: Annotated[U64, described("Only segments with seqs from here on.")] = 0
+    last_seq: Annotated[U64 | None, described("Only segments with seqs up to here.")] = None
+
+
+class VerifyErasures(Struct):
+    """A receipt that the caller kept: it must be part of the chain."""
+
+    receipt: Annotated[Raw, described(**schema_ref("Erased"))] = msgspec.field(default_factory=lambda: JSON_NULL)
+
+
 class Relocate(Struct):
     keep_segments: Annotated[U64 | None, described("How many of the newest sealed segments stay on the disk.")] = None
 
@@ -291,6 +312,7 @@ GroupPosition: TypeAlias = Annotated[
 class PutGroup(Struct):
     hold_bytes: U64 = 0
     from_: GroupPosition = msgspec.field(default="earliest", name="from")
+    keep: Annotated[bool, described("Leave a group that exists as it is.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.hold_bytes, self.from_ if isinstance(self.from_, int) else None)
@@ -299,6 +321,7 @@ class PutGroup(Struct):
 class CommitGroup(Struct):
     seq: U64
     expect: U64 | None = None
+    preview: Annotated[bool, described("Only say whether it would be accepted.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.seq, self.expect)
@@ -307,6 +330,7 @@ class CommitGroup(Struct):
 class ResetGroup(Struct):
     to: GroupPosition
     preview: bool = False
+    create: Annotated[bool, described("A group that does not exist is at 0, and is created by its first move.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.to if isinstance(self.to, int) else None)
@@ -321,6 +345,8 @@ class Fetch(Struct):
     include_meta: bool = True
     wait_ms: WaitMs = 0
     max_batch_bytes: PageBytes = READ_BYTES
+    consistency: Annotated[Consistency, described("strong: only records that survive a power cut.")] = "eventual"
+    include_counts: Annotated[bool, described("Send what became of every seq of the page's range.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes)
@@ -531,25 +557,47 @@ ERROR_FIELDS: Final[Mapping[type[errors.Error], tuple[str, ...]]] = {
     errors.BackupNotFound: ("target", "backup_id"),
     errors.BackupIncomplete: ("target", "backup_id"),
 }
-_ERRORS_BY_CODE: Final[Mapping[str, type[errors.Error]]] = {kind.code: kind for kind in ERROR_FIELDS}
-_PLAIN_ERRORS: Final = {kind.code: kind for kind in (errors.Forbidden, errors.Rejected, errors.HookFailed)}
+# Attributes of errors whose details the contract has in another form.
+_DETAIL_FIELDS: Final[Mapping[type[errors.Error], tuple[str, ...]]] = {
+    errors.RouterCycle: ("cycle",),
+    errors.Throttled: ("limit", "max"),
+}
+ERROR_HEADER: Final = "tidelog-error"  # names the class of an engine's error: the contract has one code for several
+NO_ROUTE: Final = "there is nothing at "  # begins the message of a 404 for a path that the server does not have
+
+
+def _error_classes() -> Mapping[str, type[errors.Error]]:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Error)]
+    return {kind.code: kind for kind in kinds if kind is not errors.Error}
+
+
+_ERRORS_BY_CODE: Final = _error_classes()
+
+
+def _attributes_of(kind: type[errors.Error]) -> tuple[str, ...]:
+    """The attributes of an error class: those that the wire has, else the arguments of its constructor."""
+    fields = ERROR_FIELDS.get(kind) or _DETAIL_FIELDS.get(kind)
+    if fields is not None:
+        return fields
+    constructor = kind.__init__
+    return tuple(signature(constructor).parameters)[1:] if isfunction(constructor) else ()
 
 
 def error_from_wire(code: str, message: str, detail: Mapping[str, Any]) -> errors.Error | None:
-    """The error of the embedded engine that a server returned; None for a code that is no error of topics or
-    channels."""
-    if code in _PLAIN_ERRORS:
-        return _PLAIN_ERRORS[code](message)
-    kind: Any = _ERRORS_BY_CODE.get(code)
+    """The error of the embedded engine that a server returned, with its text and its attributes; None for a code that
+    is no error of the engine. `code` is that of `ERROR_HEADER`, or of the body without it."""
+    kind = _ERRORS_BY_CODE.get(code)
     if kind is None:
         return None
-    fields = {name: detail.get(name, "") for name in ERROR_FIELDS[kind]}
-    if kind not in (errors.CursorConflict, errors.BatchConflict):
-        error: errors.Error = kind(**fields)
-        return error
-    conflict: errors.Error = kind(**fields, reason="")
-    conflict.args = (message,)
-    return conflict
+    error = kind.__new__(kind, message)
+    error.args = (message,)
+    for name in _attributes_of(kind):
+        setattr(error, name, detail.get(name, ""))
+    if isinstance(error, errors.TopicExists):
+        error.detail = {name: value for name, value in detail.items() if name != "topic"}
+    if "written" in detail:
+        error.written = detail["written"]
+    return error
 
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,9 @@ Error
 │   │   └── AlreadyMember  of a channel
 │   ├── RouterCycle      a router that would lead records in a circle; carries it
 │   ├── Forbidden        this user may not do that
-│   │   └── NotMember      because it is no member of the channel
+│   │   ├── NotMember      because it is no member of the channel
+│   │   └── Unauthorized   because the server does not know the key, or needs one
+│   ├── Unsupported      a server of another version, without this operation
 │   ├── ChannelFull      a channel with as many members as it may have
 │   ├── WrongType        a call for channels of another type
 │   ├── NotPersistent    a channel that keeps no messages was asked for some
@@ -321,6 +323,14 @@ class NotMember(Forbidden):
     def __init__(self, channel: str, user: str) -> None:
         super().__init__(f"{user} is not in {channel}; nothing was done, join it first")
         self.channel, self.user = channel, user
+
+
+class Unauthorized(Forbidden):
+    code = "unauthorized"
+
+
+class Unsupported(Refused):
+    code = "unsupported"
 
 
 class ChannelFull(Refused):

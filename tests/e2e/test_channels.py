@@ -93,9 +93,11 @@ def test_a_command_takes_a_directory_or_a_server(run: Run, capsysbinary: pytest.
 def test_the_client_has_the_verbs_of_a_channel(server: Server) -> None:
     with Client(url(server), key="ann") as ann_client, Client(url(server), key="bob") as bob_client:
         ann, bob = RemoteChannel(ann_client, JOBS), RemoteChannel(bob_client, JOBS)
-        assert ann.configure(persist=True, type="fifo").type == "fifo"
+        with pytest.raises(errors.ChannelNotFound):
+            ann.configure(persist=True)
+        assert ann.join(persist=True, type="fifo").state().config.type == "fifo"
         assert bob.join().state().members == (ANN, BOB)
-        assert [ann.push(b"\xff%d" % number) for number in range(3)] == [1, 2, 3]
+        assert [ann.push(b"\xff%d" % number).seq for number in range(3)] == [1, 2, 3]
         job = bob.pop()
         assert (job.seq, job.payload, job.sender) == (1, b"\xff0", ANN)
         assert len(ann) == 2
@@ -141,7 +143,7 @@ def test_an_error_comes_out_of_the_client_as_it_went_into_the_server(error: erro
 def test_check_looks_at_channels(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with Client(url(server), key="ann") as client:
         room = RemoteChannel(client, ROOM)
-        room.configure(persist=True)
+        room.join(persist=True)
         room.publish_many([b"message %d" % number for number in range(10)])
     data = str(server.data)
     assert main(["check", data, "--json"]) == 0, "beside the server"

@@ -167,7 +167,7 @@ def create(args: Namespace, screen: Screen) -> int:
         if args.rate:
             raise BadInput("--rate is for a directory; nothing was done, leave it out")
         with RemoteDatabase(Client(args.server, key=args.key, timeout_s=_SERVER_TIMEOUT_S)) as remote:
-            fields: dict[str, Any] = remote.backup(target, **options)["backup"]
+            fields: dict[str, Any] = remote.backup(target, **options)._asdict()
     else:
         if args.key:
             raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")

@@ -1,15 +1,29 @@
-"""Blocking client of a Tidelog server, without dependencies of its own.
+"""Client of a Tidelog server, without dependencies of its own.
 
-`http` has the HTTP client with retries, streams and error mapping: read it first. `database` has the topics, queues and
-channels of a server, with the methods and results of their embedded counterparts. The CLI, Spark sources and sinks and
-pipelines use the same client.
+    database        `connect`, `RemoteDatabase` and its topics, queues, groups and channels: read it first
+    …_calls         what each method sends and what it makes of the response; `wire` has the common bodies
+    follow, events  long polls and event streams
+    core            the HTTP client without I/O: retries, errors, one call at a time
+    http            its blocking shell: connections
 
-A request that may have been executed and whose response was lost raises `InDoubt`; safe requests are retried.
+Methods, results and errors are those of the embedded objects (`tidelog.protocols`). The CLI, Spark and pipelines use
+the same client. A request that may have been executed and whose response was lost raises `InDoubt`; safe requests, and
+writes, which have a key, are retried.
 """
 
 from __future__ import annotations
 
-from tidelog.client.database import KEY_USER, RemoteChannel, RemoteDatabase, RemoteQueue, RemoteTopic
+from tidelog.client.channel_calls import KEY_USER
+from tidelog.client.database import RemoteChannel, RemoteDatabase, RemoteGroup, RemoteQueue, RemoteTopic, connect
 from tidelog.client.http import Client
 
-__all__ = ["KEY_USER", "Client", "RemoteChannel", "RemoteDatabase", "RemoteQueue", "RemoteTopic"]
+__all__ = [
+    "KEY_USER",
+    "Client",
+    "RemoteChannel",
+    "RemoteDatabase",
+    "RemoteGroup",
+    "RemoteQueue",
+    "RemoteTopic",
+    "connect",
+]

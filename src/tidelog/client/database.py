@@ -1,59 +1,169 @@
-"""`RemoteDatabase`: the topics, queues and channels of a server, with the methods of an embedded `Database`.
+"""`tidelog.connect` and the blocking objects of a server: `RemoteDatabase` and what it returns.
 
-Methods, results and errors are the same, so a command or a job that takes either one is written once.
+Methods, results and errors are those of the embedded objects, so code that takes either one is written once
+(`tidelog.protocols`). What a method sends is in the modules `…_calls`; here each is bound to a client by one line.
+`help()` shows the text of the embedded method.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import wraps
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, overload
-from urllib.parse import quote, urlencode
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
-import msgspec
 import pyarrow as pa
 
 from tidelog import database
 from tidelog.addresses import Location
-from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX, encode_page_cursor
-from tidelog.channels import OPERATOR, Ack, ChannelConfig, ChannelInfo, HistoryPage, Message, Operator
-from tidelog.client.http import Client, topic_path
+from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
+from tidelog.channels import (
+    OPERATOR,
+    Channel,
+    ChannelEvent,
+    Presence,
+    SubscriptionEnded,
+)
+from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser, KeyUser, parse_message
+from tidelog.client.core import REQUEST_TIMEOUT_S, Call
+from tidelog.client.database_calls import DatabaseCalls
+from tidelog.client.events import EventStream, ServerEvent
+from tidelog.client.follow import FollowCursor
+from tidelog.client.group_calls import GroupCalls, list_groups
+from tidelog.client.http import Client
+from tidelog.client.queue_calls import QueueCalls
+from tidelog.client.topic_calls import ScanCursor, TopicCalls
 from tidelog.database import Database
 from tidelog.engine import (
-    Appended,
-    Compacted,
-    EvictedRange,
+    SEQ_MAX,
+    Counts,
+    Gap,
+    Group,
+    Job,
     LatestPage,
     LatestRecord,
+    Queue,
     Record,
-    RedriveResult,
-    RetentionPreview,
+    RecordReader,
+    Topic,
     TopicConfig,
-    TopicInfo,
-    UnreadLoss,
 )
-from tidelog.engine.queues import AckResult, ExtendResult, Job, QueueCounts
-from tidelog.engine.queues.history import HISTORY_SCHEMA
-from tidelog.engine.queues.jobs import lease_token, parse_lease_token
-from tidelog.engine.segment import SizeCount
-from tidelog.errors import Forbidden, NotAQueue, TopicNotFound
+from tidelog.engine.queues.history import History
+from tidelog.engine.read import ExcludedNodes, OnGap
+from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
 
-ARROW_CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
-_PAGE_ROWS: Final = 1_000
-_REDRIVE_PAGE_RECORDS: Final = 1_000
-_HISTORY_PAGE_STEPS: Final = 10_000
-_MEMBERS_PAGE_SIZE: Final = 100
-_encode = msgspec.json.Encoder().encode
+__all__ = [
+    "KEY_USER",
+    "KeyUser",
+    "RemoteChannel",
+    "RemoteDatabase",
+    "RemoteGroup",
+    "RemoteQueue",
+    "RemoteTopic",
+    "connect",
+    "open_location",
+]
+
+RETRY_S: Final = 30.0  # less than the two minutes for which a topic remembers the key of a write
+_RECORD_CHUNK_BYTES: Final = 1 << 20
+C = TypeVar("C")
+P = ParamSpec("P")
+T = TypeVar("T")
+ClassT = TypeVar("ClassT", bound=type)
 
 
-class RemoteDatabase:
-    """The topics, queues and channels of a server. Every method may be called from any thread."""
+class RemoteObject(Generic[C]):
+    """An object of a server: its calls, and the client that runs them."""
+
+    _client: Client
+    _calls: C
+
+    def _run(self, call: Call[T]) -> T:
+        return self._client.call(call)
+
+
+def blocking(method: Callable[Concatenate[C, P], Call[T]]) -> Callable[Concatenate[RemoteObject[C], P], T]:
+    """Return a method that runs this call and returns its result: same signature."""
+
+    @wraps(method)
+    def run(self: RemoteObject[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._calls, *args, **kwargs))
+
+    return run
+
+
+def documented_by(embedded: type) -> Callable[[ClassT], ClassT]:
+    """Give public methods without a docstring that of the embedded class."""
+
+    def decorate(remote: ClassT) -> ClassT:
+        for name, method in vars(remote).items():
+            text = getattr(getattr(embedded, name, None), "__doc__", None)
+            target = method.fget if isinstance(method, property) else method
+            if not name.startswith("_") and callable(target) and not target.__doc__:
+                target.__doc__ = text
+                if isinstance(method, property):
+                    method.__doc__ = text
+        return remote
+
+    return decorate
+
+
+def connect(
+    url: str, *, key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S, retry_s: float = RETRY_S
+) -> RemoteDatabase:
+    """Connect to a server and return its database: the methods, results and errors of `tidelog.open`.
+
+    Raises at once if the address does not answer, is no Tidelog server, or does not accept the key. Later, requests
+    that are safe to repeat are repeated while the server is away; so are writes, which carry an idempotency key.
+
+    Args:
+        key: the API key, where the server needs one.
+        timeout_s: how long one request may take.
+        retry_s: how long a request is repeated before its error is raised; 0: not at all.
+    """
+    _check_seconds(timeout_s=timeout_s, retry_s=retry_s)
+    with Client(url, key=key, timeout_s=timeout_s) as probe:
+        probe.call(DatabaseCalls().check_server())
+    return RemoteDatabase(Client(url, key=key, timeout_s=timeout_s, retry_ms=int(retry_s * 1000)))
+
+
+def _check_seconds(**given: object) -> None:
+    for name, value in given.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value) <= 86_400 or (name == "timeout_s" and not value):  # type: ignore[arg-type]
+            raise BadInput(f"{name} is a number of seconds, not {value!r:.80}; nothing was done")
+
+
+def open_location(location: Location, *, read_only: bool = False) -> Database | RemoteDatabase:
+    """Open the directory or the server that a location names."""
+    if location.is_server:
+        return RemoteDatabase(Client(location.address, key=location.key))
+    return database.open(location.address, read_only=read_only)
+
+
+# ── the database ──────────────────────────────────────────────────────────────────────────────────
+
+
+class RemoteChannels(RemoteObject[DatabaseCalls]):
+    """All channels of a server."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client, self._calls = client, DatabaseCalls()
+
+    channel_names = blocking(DatabaseCalls.channel_names)
+
+
+@documented_by(Database)
+class RemoteDatabase(RemoteObject[DatabaseCalls]):
+    """The topics, queues, routers and channels of a server. Every method may be called from any thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._calls = client, DatabaseCalls()
+
+    def __repr__(self) -> str:
+        return f"<database of {self._client.url}>"
 
     def __enter__(self) -> Self:
         return self
@@ -64,120 +174,191 @@ class RemoteDatabase:
         self.close()
 
     def close(self) -> None:
+        """Close the connections. The server is not affected."""
         self._client.close()
 
-    def topic(self, name: str, *, create: bool = True, **config: object) -> RemoteTopic:
+    # ── topics and queues ─────────────────────────────────────────────────────────────────────
+
+    def topic(self, /, name: str, *, create: bool = True, **config: object) -> RemoteTopic:
         """Return the topic of this name; create it if there is none. Given config fields are set, others stay. With
         `create=False` and no fields this sends no request: a missing topic raises at its first use."""
         if create or config:
-            self._configure(name, create, config)
+            self._run(TopicCalls(name).ensure(create=create, fields=config))
         return RemoteTopic(self._client, name)
 
-    def queue(self, name: str, *, create: bool = True, **config: object) -> RemoteQueue:
-        """`topic` for a queue."""
+    def queue(self, /, name: str, *, create: bool = True, **config: object) -> RemoteQueue:
+        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
         if create or config:
-            self._configure(name, create, {"type": "queue", **config})
+            self._run(_ensure_queue(name, create, config))
         return RemoteQueue(self._client, name)
 
-    def _configure(self, name: str, create: bool, config: dict[str, object]) -> None:
-        """Create a topic or set fields. A PUT replaces the whole config, so the present fields are sent with it."""
-        present: dict[str, object] = {}
-        try:
-            present = self._client.get(topic_path(name, "?touch=false"))["config"]
-        except TopicNotFound:
-            if not create:
-                raise
-        if not present or any(present.get(field) != value for field, value in config.items()):
-            present.pop("durable", None)  # follows `durability`
-            self._client.put(topic_path(name), {**present, **config})
+    def configure(self, name: str, fields: Mapping[str, object]) -> tuple[RemoteTopic, bool]:
+        created = self._run(self._calls.configure(name, dict(fields)))
+        return RemoteTopic(self._client, name), created
 
-    def topics(self, prefix: str = "", *, after: str = "", limit: int | None = None) -> list[TopicInfo]:
-        """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most
-        `limit`."""
-        cursor = encode_page_cursor(after) if after else ""
-        pages = self._pages("/v0/topics", f"&prefix={quote(prefix, safe='')}", cursor)
-        rows = islice((row for page in pages for row in page["topics"]), limit)
-        return [RemoteTopic(self._client, row["topic"]).state() for row in rows]
+    def find(self, name: str) -> RemoteTopic | None:
+        return RemoteTopic(self._client, name) if self._run(TopicCalls(name).exists()) else None
 
-    def _pages(self, path: str, query: str = "", cursor: str = "") -> Iterator[dict[str, Any]]:
-        while True:
-            page = self._client.get(f"{path}?page_size={_PAGE_ROWS}&cursor={cursor}{query}")
-            yield page
-            cursor = page.get("next_cursor", "")
-            if not cursor:
-                return
+    names = blocking(DatabaseCalls.names)
+    topics = blocking(DatabaseCalls.topics)
+    drop = blocking(DatabaseCalls.drop)
+    gaps = blocking(DatabaseCalls.gaps)
+    router = blocking(DatabaseCalls.router)
+    find_router = blocking(DatabaseCalls.find_router)
+    routers = blocking(DatabaseCalls.routers)
+    drop_router = blocking(DatabaseCalls.drop_router)
+    health = blocking(DatabaseCalls.health)
+    corruption = blocking(DatabaseCalls.corruption)
+    checkpoint = blocking(DatabaseCalls.checkpoint)
+    rewrite = blocking(DatabaseCalls.rewrite)
+    erase = blocking(DatabaseCalls.erase)
+    erasures = blocking(DatabaseCalls.erasures)
+    verify_erasures = blocking(DatabaseCalls.verify_erasures)
+    tier_status = blocking(DatabaseCalls.tier_status)
+    segment_places = blocking(DatabaseCalls.segment_places)
+    relocate = blocking(DatabaseCalls.relocate)
+    recall = blocking(DatabaseCalls.recall)
+    claim_cold_store = blocking(DatabaseCalls.claim_cold_store)
+    backup = blocking(DatabaseCalls.backup)
+    channel_rows = blocking(DatabaseCalls.channel_rows)
+
+    @property
+    def channels(self) -> RemoteChannels:
+        """All channels."""
+        return RemoteChannels(self._client)
 
     def channel(self, name: str, *, user: ChannelUser = OPERATOR, token: str | None = None) -> RemoteChannel:
         """Return a handle of a channel for `user`: KEY_USER is the user of the API key; the operator needs the scope
         admin."""
         return RemoteChannel(self._client, name, user, token)
 
-    def backup(self, target: str | None = None, **options: bool) -> dict[str, Any]:
-        """Make a backup on the server: `target` is a place that it may write, by default its first one. Options are
-        those of `Database.backup`. Returns the backup."""
-        return self._client.post("/v0/backups", {"target": target, **options})
-
     def backups(self, target: str | None = None) -> dict[str, Any]:
         """The backups of a target of the server."""
-        return self._client.get("/v0/backups", **({} if target is None else {"target": target}))
-
-    def channel_rows(self) -> tuple[list[dict[str, Any]], dict[str, str], ChannelUser]:
-        """Return all channels, the reasons for unreadable ones, and the user to read them as: the operator, or where
-        the key has no scope admin KEY_USER, which lists the channels of that user."""
-        try:
-            pages = list(self._pages("/v0/channels", "&operator=true"))
-        except Forbidden:
-            rows = [row for page in self._pages("/v0/channels") for row in page["channels"]]
-            return rows, {}, KEY_USER
-        return [row for page in pages for row in page["channels"]], pages[0]["unreadable"], OPERATOR
+        return self._client.get("/v0/backups", target=target)
 
 
-def open_location(location: Location, *, read_only: bool = False) -> Database | RemoteDatabase:
-    """Open the directory or the server that a location names."""
-    if location.is_server:
-        return RemoteDatabase(Client(location.address, key=location.key))
-    return database.open(location.address, read_only=read_only)
+def _ensure_queue(name: str, create: bool, config: dict[str, object]) -> Call[None]:
+    topic = TopicCalls(name)
+    if (yield from topic.exists()):
+        yield from topic.check_queue()
+        fields = config
+    elif create:
+        fields = {"type": "queue", **config}
+    else:
+        raise TopicNotFound(name)
+    yield from topic.ensure(create=create, fields=fields)
 
 
-class RemoteTopic:
+# ── topics ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@documented_by(Topic)
+class RemoteTopic(RemoteObject[TopicCalls]):
     """A topic of a server. A missing topic raises TopicNotFound at the first request."""
 
     def __init__(self, client: Client, name: str) -> None:
-        self._client, self.name = client, name
+        self._client, self._calls = client, TopicCalls(name, self.open_record)
 
-    def state(self) -> TopicInfo:
-        """Return settings, sizes and seqs."""
-        fields = self._client.get(topic_path(self.name, "?touch=false"))
-        listing = self._client.get(topic_path(self.name, "/segments?sums=false"))
-        return TopicInfo(
-            topic=self.name,
-            id=listing["epoch"],
-            epoch=listing["epoch"],
-            head_seq=fields["head_seq"],
-            earliest_seq=fields["earliest_seq"],
-            evict_floor=listing["evict_floor"],
-            count=fields["count"],
-            bytes=fields["bytes"],
-            last_write_ms=fields["last_write_ts"],
-            last_read_ms=fields["last_read_ts"],
-            effective_priority=fields["effective_priority"],
-            config=TopicConfig.from_json(_encode(fields["config"])),
-        )
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {self._client.url}>"
 
-    def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
-        """Write the rows of a table as one batch. With a key, a request without a response is repeated."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write(table)
-        headers = {"Content-Type": ARROW_CONTENT_TYPE, **({} if key is None else {"Idempotency-Key": key})}
-        body = sink.getvalue().to_pybytes()
-        response = self._client.post_bytes(topic_path(self.name), body, headers, retry_safe=key is not None)
-        return Appended(response["first_seq"], response["last_seq"], response["head_seq"], bool(response["deduped"]))
+    @property
+    def name(self) -> str:
+        return self._calls.name
 
-    def compact(self) -> Compacted:
-        """Remove the records that newer ones of their key replaced, and tombstones whose delay has passed, now."""
-        done = self._client.post(topic_path(self.name, "/compact"), {})
-        return Compacted(done["removed"], done["bytes"], done["tombstones"], done["compacted_to"])
+    # Each of these is one request; `state` returns all of them with one.
+
+    @property
+    def id(self) -> int:
+        return self.state().id
+
+    @property
+    def epoch(self) -> int:
+        return self.state().epoch
+
+    @property
+    def config(self) -> TopicConfig:
+        return self.state().config
+
+    @property
+    def head_seq(self) -> int:
+        return self.state().head_seq
+
+    @property
+    def earliest_seq(self) -> int:
+        return self.state().earliest_seq
+
+    @property
+    def evict_floor(self) -> int:
+        return self.state().evict_floor
+
+    @property
+    def count(self) -> int:
+        return self.state().count
+
+    @property
+    def bytes(self) -> int:
+        return self.state().bytes
+
+    @property
+    def priority(self) -> int:
+        return self.state().effective_priority
+
+    state = blocking(TopicCalls.state)
+    append = blocking(TopicCalls.append)
+    append_stream = blocking(TopicCalls.append_stream)
+    append_arrow = blocking(TopicCalls.append_arrow)
+    append_numbered = blocking(TopicCalls.append_numbered)
+    producer_batches = blocking(TopicCalls.producer_batches)
+    delete = blocking(TopicCalls.delete)
+    compact = blocking(TopicCalls.compact)
+    seal = blocking(TopicCalls.seal)
+    rewrite = blocking(TopicCalls.rewrite)
+    erase = blocking(TopicCalls.erase)
+    redrive = blocking(TopicCalls.redrive)
+    simulate_retention = blocking(TopicCalls.simulate_retention)
+    read = blocking(TopicCalls.read)
+    to_arrow = blocking(TopicCalls.to_arrow)
+    seek = blocking(TopicCalls.seek)
+    gaps = blocking(TopicCalls.gaps)
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+    ) -> Iterator[Record | Gap]:
+        cursor = FollowCursor(self._calls, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
+        while not cursor.is_ended:
+            yield from cursor.accept(self._run(cursor.next_page()))
+
+    def __iter__(self) -> Iterator[Record | Gap]:
+        """Yield all records that exist now."""
+        return self.follow(timeout=0.0, on_gap="skip")
+
+    def scan(
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        nodes: ExcludedNodes = frozenset(),
+        limit: int = SEQ_MAX,
+        strong: bool = False,
+    ) -> RemoteScan:
+        return RemoteScan(self._client, self._calls, ScanCursor(from_seq, to_seq, nodes, limit, strong))
+
+    def open_record(self, seq: int, *, strong: bool = False) -> RecordReader:
+        head = self._run(self._calls.record_head(seq, strong=strong))
+
+        def load(number: int) -> bytes:
+            first = number * _RECORD_CHUNK_BYTES
+            stop = min(first + _RECORD_CHUNK_BYTES, head.size)
+            return self._run(self._calls.record_range(seq, head, first, stop))
+
+        return RecordReader(head.size, _RECORD_CHUNK_BYTES, load, lambda: None, head.xxh3)
 
     @overload
     def latest(self, key: None = None, *, prefix: str = "") -> RemoteLatestTable: ...
@@ -186,64 +367,89 @@ class RemoteTopic:
     def latest(self, key: str, *, prefix: str = "") -> Record | None: ...
 
     def latest(self, key: str | None = None, *, prefix: str = "") -> RemoteLatestTable | Record | None:
-        """The newest record of a key, or a table of all keys that begin with `prefix`."""
-        table = RemoteLatestTable(self._client, self.name, prefix)
+        table = RemoteLatestTable(self._client, self._calls, prefix)
         return table if key is None else table.get(key)
 
-    def simulate_retention(
-        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
-    ) -> RetentionPreview:
-        """Return which records these limits would evict now, and which groups have not read them; None: as configured.
-        Changes nothing."""
-        limits = {"cap_records": cap_records, "cap_bytes": cap_bytes, "ttl_ms": ttl_ms}
-        found = self._client.post(topic_path(self.name, "/retention/simulate"), limits)
-        return RetentionPreview(
-            found["topic"],
-            TopicConfig.from_json(_encode(found["config"])),
-            EvictedRange(*found["cap"].values()),
-            EvictedRange(*found["ttl"].values()),
-            found["evict_floor"],
-            SizeCount(*found["remaining"].values()),
-            tuple(UnreadLoss(*loss.values()) for loss in found["groups"]),
-            tuple(found["held_by"]),
-        )
+    def queue(self) -> RemoteQueue:
+        self._run(self._calls.check_queue())
+        return RemoteQueue(self._client, self.name)
 
-    def redrive(
-        self,
-        *,
-        to: str | None = None,
-        match: object = None,
-        rate: float | None = None,
-        limit: int | None = None,
-    ) -> RedriveResult:
-        """Move dead letters back to the queue that each came from, or to the queue `to`. A server moves some thousands
-        per request, so this may send several."""
-        count, queues, skipped = 0, dict[str, int](), 0
+    def group(self, name: str) -> RemoteGroup:
+        return RemoteGroup(self._client, self.name, name)
+
+    def groups(self) -> list[RemoteGroup]:
+        return [self.group(state.group) for state in self._run(list_groups(self._calls))]
+
+    def segments(self, *, strong: bool = False) -> RemoteSegmentList:
+        listing = self._run(self._calls.list_segments(strong=strong))
+        rows = [RemoteSegment.parse(row, self._client, self._calls) for row in listing["segments"]]
+        tail_seq = listing["tail"]["from_seq"]
+        return RemoteSegmentList(listing["head_seq"], listing["earliest_seq"], listing["evict_floor"], rows, tail_seq)
+
+    def segment(self, base: int, generation: int | None = None) -> RemoteSegment | None:
+        for found in self.segments().segments:
+            if found.base == base and generation in (None, found.generation):
+                return found
+        return None
+
+
+class RemoteScan:
+    """A bulk read of a topic of a server, page by page. Gap and counts are complete when it ends."""
+
+    def __init__(self, client: Client, calls: TopicCalls, cursor: ScanCursor) -> None:
+        self._client, self._calls, self._cursor = client, calls, cursor
+        self._first = client.call(calls.scan_page(cursor))
+
+    @property
+    def gap(self) -> Gap | None:
+        return self._cursor.gap
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Every gap among the seqs passed so far; `gap` is the first."""
+        return self._cursor.gaps
+
+    @property
+    def counts(self) -> Counts:
+        return self._cursor.counts
+
+    @property
+    def next_from_seq(self) -> int:
+        return self._cursor.next_from_seq
+
+    @property
+    def head_seq(self) -> int:
+        return self._cursor.head_seq
+
+    @property
+    def earliest_seq(self) -> int:
+        return self._cursor.earliest_seq
+
+    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
+        batches, self._first = self._first, []
         while True:
-            page = _REDRIVE_PAGE_RECORDS if limit is None else min(limit - count, _REDRIVE_PAGE_RECORDS)
-            body = {"to": to, "match": match, "rate": rate, "limit": page}
-            done = self._client.post(topic_path(self.name, "/redrive"), body)
-            count, skipped = count + done["redriven"], done["skipped"]
-            for queue, number in done["queues"].items():
-                queues[queue] = queues.get(queue, 0) + number
-            if not done["redriven"] or (limit is not None and count >= limit):
-                return RedriveResult(count, queues, skipped)
+            yield from batches
+            if self._cursor.is_done:
+                return
+            batches = self._client.call(self._calls.scan_page(self._cursor))
 
 
 class RemoteLatestTable:
     """The newest record of each key of a topic of a server."""
 
-    def __init__(self, client: Client, name: str, prefix: str) -> None:
-        self._client, self._name, self._prefix = client, name, prefix
+    def __init__(self, client: Client, calls: TopicCalls, prefix: str) -> None:
+        if not isinstance(prefix, str):
+            raise BadInput("the prefix of a key is text; nothing was read")
+        self._client, self._calls, self._prefix = client, calls, prefix
 
     def get(self, key: str) -> Record | None:
         """Return the newest record of a key; None if the key is not in the table."""
-        return next((row.record for row in self._read(key=key).records), None)
+        return self._client.call(self._calls.latest_record(key, self._prefix))
 
     def page(self, limit: int = READ_LIMIT, after: str | None = None) -> LatestPage:
         """Return at most `limit` keys with their newest records, from the start or after the page whose `next_after` is
         given. A page may have fewer and not be the last."""
-        return self._read(limit=limit, after=after)
+        return self._client.call(self._calls.latest_page(self._prefix, limit, after))
 
     def __iter__(self) -> Iterator[LatestRecord]:
         """Yield every key and its newest record."""
@@ -255,21 +461,131 @@ class RemoteLatestTable:
             if after is None:
                 return
 
-    def _read(self, **query: object) -> LatestPage:
-        given = {"prefix": self._prefix or None, **query}
-        text = urlencode({name: value for name, value in given.items() if value is not None})
-        found = self._client.get(topic_path(self._name, f"/latest?{text}"))
-        return LatestPage(
-            [LatestRecord(row["key"], _parse_record(row)) for row in found["records"]], found.get("next_after")
+    def to_arrow(self) -> pa.Table:
+        """Return the table: the columns of `Topic.to_arrow` after a column `key`, ordered by seq."""
+        return self._client.call(self._calls.latest_table(self._prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSegment:
+    """A segment of a topic of a server at the time of its listing."""
+
+    base: int
+    generation: int  # of its files
+    stop: int
+    sealed: bool
+    size: int  # bytes of data
+    live_records: int
+    live_bytes: int
+    first_ts: int
+    last_ts: int
+    tier: str
+    _client: Client = field(repr=False, compare=False)
+    _calls: TopicCalls = field(repr=False, compare=False)
+    _files: Mapping[str, Mapping[str, Any]] = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any], client: Client, calls: TopicCalls) -> RemoteSegment:
+        files = row["files"]
+        return cls(
+            base=row["base"],
+            generation=row["generation"],
+            stop=row["stop"],
+            sealed=row["sealed"],
+            size=files["data"]["bytes"],
+            live_records=row["live"],
+            live_bytes=row["bytes"],
+            first_ts=row["first_ts"],
+            last_ts=row["last_ts"],
+            tier=row["tier"],
+            _client=client,
+            _calls=calls,
+            _files=files,
         )
 
+    @property
+    def records(self) -> int:
+        return self.stop - self.base
 
-def _parse_record(fields: dict[str, Any]) -> Record:
-    data = b64decode(fields["data"]) if fields.get("$encoding") == "base64" else fields["data"]
-    return Record(fields["$seq"], fields["$ts"], data, fields.get("$tag"), fields.get("$node"), fields.get("meta"))
+    def content(self, kind: str) -> bytes | None:
+        """Return the bytes of a file; None if there is no such file. Raises NotFound if the segment was removed since
+        it was listed."""
+        if kind not in self._files:
+            return None
+        return self._client.call(self._calls.segment_bytes(self.base, self.generation, kind, 0, None))
+
+    def read_range(self, kind: str, lo: int, hi: int) -> bytes | None:
+        """Return bytes [lo, hi) of a file."""
+        if kind not in self._files:
+            return None
+        return self._client.call(self._calls.segment_bytes(self.base, self.generation, kind, lo, hi))
 
 
-class RemoteQueue:
+class RemoteSegmentList(NamedTuple):
+    """Segments of a topic of a server, and where the rest begins."""
+
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    segments: list[RemoteSegment]
+    tail_from_seq: int  # records after it are read as records
+
+
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@documented_by(Group)
+class RemoteGroup(RemoteObject[GroupCalls]):
+    """A consumer group of a topic of a server."""
+
+    def __init__(self, client: Client, topic: str, name: str) -> None:
+        open_record = RemoteTopic(client, topic).open_record
+        self._client, self._calls = client, GroupCalls(topic, name, open_record)
+
+    def __repr__(self) -> str:
+        return f"<group {self.name!r} of {self.topic!r} of {self._client.url}>"
+
+    @property
+    def name(self) -> str:
+        return self._calls.name
+
+    @property
+    def topic(self) -> str:
+        return self._calls.topic
+
+    @property
+    def exists(self) -> bool:
+        return self._run(self._calls.exists())
+
+    @property
+    def position(self) -> int:
+        return self.state().position
+
+    @property
+    def hold_bytes(self) -> int:
+        return self.state().hold_bytes
+
+    @property
+    def hold_broken(self) -> bool:
+        return self.state().hold_broken
+
+    state = blocking(GroupCalls.state)
+    lag = blocking(GroupCalls.lag)
+    fetch = blocking(GroupCalls.fetch)
+    commit = blocking(GroupCalls.commit)
+    would_commit = blocking(GroupCalls.would_commit)
+    reset = blocking(GroupCalls.reset)
+    preview = blocking(GroupCalls.preview)
+    hold = blocking(GroupCalls.hold)
+    begin = blocking(GroupCalls.begin)
+    delete = blocking(GroupCalls.delete)
+
+
+# ── queues ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@documented_by(Queue)
+class RemoteQueue(RemoteObject[QueueCalls]):
     """A queue of a server. Every method may be called from any thread.
 
     Methods and results are those of an embedded queue, so a `tidelog.Worker` takes either. A missing queue raises
@@ -277,144 +593,66 @@ class RemoteQueue:
     """
 
     def __init__(self, client: Client, name: str) -> None:
-        self._client, self.name = client, name
         self.topic = RemoteTopic(client, name)
-
-    def put(
-        self,
-        records: object,
-        *,
-        tag: str | Sequence[str | None] | None = None,
-        node: str | Sequence[str | None] | None = None,
-        meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
-        key: str | None = None,
-        run_at_ms: int | None = None,
-        delay_ms: int | None = None,
-        priority: int = 0,
-    ) -> Appended:
-        """Append jobs. Without a response this raises InDoubt; with a key it is repeated."""
-        datas: Sequence[Any] = records if isinstance(records, list | tuple) else [records]
-        schedule = {"run_at_ms": run_at_ms, "delay_ms": delay_ms, "priority": priority or None}
-        columns = [value if isinstance(value, list | tuple) else [value] * len(datas) for value in (tag, node, meta)]
-        rows = [
-            {**_encode_data(data), "tag": row_tag, "node": row_node, "meta": row_meta, **schedule}
-            for data, row_tag, row_node, row_meta in zip(datas, *columns, strict=True)
-        ]
-        body = {"records": rows, "idempotency_key": key, "create": False}
-        done = self._client.post(topic_path(self.name), body, retry_safe=key is not None)
-        return Appended(done["first_seq"], done["last_seq"], done["head_seq"], done["deduped"])
-
-    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[Job]:
-        """Lease up to `most` jobs. A claim without a response is repeated: the leases of the first one expire."""
-        body = {"node": node, "max": most, "lease_ms": lease_ms}
-        return [_parse_job(job) for job in self._post("/claim", body)["claimed"]]
-
-    def ack(self, node: str, seqs: Sequence[Job | int], lease_ids: Sequence[int | None] | None = None) -> AckResult:
-        """Delete finished jobs. `Job` objects in place of seqs carry their lease ids."""
-        return _ack_result("acked", self._post("/ack", {"node": node, **_seqs_and_tokens(seqs, lease_ids)}))
-
-    def nack(
-        self, node: str, seqs: Sequence[Job | int], lease_ids: Sequence[int | None] | None = None, delay_ms: int = 0
-    ) -> AckResult:
-        """Make unfinished jobs claimable again, at once or after `delay_ms`."""
-        body = {"node": node, **_seqs_and_tokens(seqs, lease_ids), "delay_ms": delay_ms}
-        return _ack_result("nacked", self._post("/nack", body))
-
-    def extend(
-        self, node: str, seqs: Sequence[Job | int], lease_ids: Sequence[int | None] | None = None, *, lease_ms: int
-    ) -> ExtendResult:
-        """Extend the leases of these jobs to `lease_ms` from now."""
-        done = self._post("/extend", {"node": node, **_seqs_and_tokens(seqs, lease_ids), "lease_ms": lease_ms})
-        deadlines = {int(seq): deadline_ms for seq, deadline_ms in done["deadlines"].items()}
-        return ExtendResult(done["extended"], done["skipped"], deadlines)
-
-    def counts(self) -> QueueCounts:
-        """Return the number of claimable jobs, leased jobs and dead letters."""
-        state = self._client.get(topic_path(self.name, "?touch=false"))
-        if state["type"] != "queue":
-            raise NotAQueue(self.name)
-        return QueueCounts(**state["queue"])
-
-    def history(self) -> RemoteHistory:
-        """Return the events of the jobs of this queue."""
-        return RemoteHistory(self._client, self.name)
-
-    def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._client.post(topic_path(self.name, verb), body, retry_safe=True)
-
-
-class RemoteHistory:
-    """The kept events of the jobs of a queue, oldest first."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._name = client, name
-
-    def read(self, from_seq: int = 0, limit: int = 256) -> list[dict[str, Any]]:
-        """Return steps after `from_seq` of the history, each with its seq there as `at`."""
-        path = topic_path(self._name, f"/history?from_seq={from_seq}&limit={limit}")
-        steps: list[dict[str, Any]] = self._client.get(path)["events"]
-        return steps
-
-    def to_arrow(self) -> pa.Table:
-        """Return the whole history as a table with one row per step."""
-        return pa.Table.from_pylist(list(self._rows()), schema=HISTORY_SCHEMA)
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        at = 0
-        while page := self.read(at, _HISTORY_PAGE_STEPS):
-            for step in page:
-                yield {**step, "ts_ms": datetime.fromtimestamp(step["ts_ms"] / 1000, UTC)}
-            at = page[-1]["at"]
-
-
-def _ack_result(verb: str, response: dict[str, Any]) -> AckResult:
-    return AckResult(response[verb], response["skipped"], response["ready"], response["in_flight"])
-
-
-def _encode_data(data: Any) -> dict[str, Any]:
-    if isinstance(data, bytes):
-        return {"data": b64encode(data).decode(), "$encoding": "base64"}
-    return {"data": data}
-
-
-def _parse_job(fields: dict[str, Any]) -> Job:
-    data, lease_id = fields["data"], parse_lease_token(fields["lease_id"])
-    assert lease_id is not None, "a claim names its leases"
-    return Job(
-        fields["$seq"],
-        lease_id,
-        fields["deadline"],
-        fields["$ts"],
-        fields["deliveries"],
-        b64decode(data) if fields.get("$encoding") == "base64" else data,
-        fields.get("$tag"),
-        fields.get("meta"),
-    )
-
-
-def _seqs_and_tokens(jobs: Sequence[Job | int], lease_ids: Sequence[int | None] | None) -> dict[str, Any]:
-    """The seqs, and the lease tokens where they are known."""
-    if lease_ids is None:
-        lease_ids = [None if isinstance(job, int) else job.lease_id for job in jobs]
-    seqs = [job if isinstance(job, int) else job.seq for job in jobs]
-    if all(lease_id is None for lease_id in lease_ids):
-        return {"seqs": seqs}
-    return {"seqs": seqs, "lease_ids": ["" if each is None else lease_token(each) for each in lease_ids]}
-
-
-class KeyUser:
-    """The user of the API key."""
+        self._client, self._calls = client, QueueCalls(name, self.topic.open_record)
 
     def __repr__(self) -> str:
-        return "KEY_USER"
+        return f"<queue {self.name!r} of {self._client.url}>"
+
+    @property
+    def name(self) -> str:
+        return self._calls.name
+
+    put = blocking(QueueCalls.put)
+    claim = blocking(QueueCalls.claim)
+    ack = blocking(QueueCalls.ack)
+    nack = blocking(QueueCalls.nack)
+    extend = blocking(QueueCalls.extend)
+    counts = blocking(QueueCalls.counts)
+    redrive = blocking(QueueCalls.redrive)
+
+    def work(
+        self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
+    ) -> Iterator[Job]:
+        query = {"node": node, "max": most, "lease_ms": lease_ms}
+        while True:
+            with EventStream(self._client, self._calls.work_path(), query) as events:
+                while (event := events.next(timeout)) is not None:
+                    if event.kind == "job":
+                        yield self._calls.parse_job(event.data)
+                    elif event.kind == "error":
+                        if event.data.get("code") == 409:
+                            raise _queue_is_gone(self.name, str(event.data.get("error")))
+                        raise Unavailable(str(event.data.get("error")))
+                return
+
+    def history(self) -> RemoteHistory:
+        return RemoteHistory(self._client, self._calls)
 
 
-KEY_USER: Final = KeyUser()
-ChannelUser: TypeAlias = str | Operator | KeyUser
+def _queue_is_gone(name: str, message: str) -> Error:
+    error: Error = NotAQueue(name) if "is a log" in message else TopicNotFound(name)
+    error.args = (message,)
+    return error
 
 
-class RemoteChannel:
-    """One channel of a server.
+@documented_by(History)
+class RemoteHistory(RemoteObject[QueueCalls]):
+    """The kept events of the jobs of a queue of a server, oldest first."""
+
+    def __init__(self, client: Client, calls: QueueCalls) -> None:
+        self._client, self._calls = client, calls
+
+    read = blocking(QueueCalls.read_history)
+    to_arrow = blocking(QueueCalls.history_table)
+
+
+# ── channels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@documented_by(Channel)
+class RemoteChannel(RemoteObject[ChannelCalls]):
+    """One channel of a server as one user sees it.
 
     Args:
         user: the user to act as; by default the user of the key. OPERATOR needs the scope admin.
@@ -422,170 +660,122 @@ class RemoteChannel:
     """
 
     def __init__(self, client: Client, name: str, user: ChannelUser = KEY_USER, token: str | None = None) -> None:
-        self._client, self.name, self.user = client, name, user
-        self._identity_query: dict[str, str] = {}
-        if isinstance(user, Operator):
-            self._identity_query["operator"] = "true"
-        elif not isinstance(user, KeyUser):
-            self._identity_query["user"] = user
-        if token is not None:
-            self._identity_query["user_token"] = token
+        self._client, self._calls = client, ChannelCalls(name, user, token)
 
-    def _path(self, verb: str = "", **query: object) -> str:
-        parameters = self._identity_query | {name: str(value) for name, value in query.items() if value is not None}
-        rest = f"?{urlencode(parameters)}" if parameters else ""
-        return f"/v0/channels/{quote(self.name, safe='')}{verb}{rest}"
+    def __repr__(self) -> str:
+        return f"<channel {self.name!r} of {self._client.url}, user {self.user!r}>"
 
-    # ── members ───────────────────────────────────────────────────────────────────────────────
+    @property
+    def name(self) -> str:
+        return self._calls.name
+
+    @property
+    def user(self) -> ChannelUser:
+        return self._calls.user
 
     def join(self, **config: object) -> RemoteChannel:
-        """Become a member. The first member creates the channel with the given settings and owns it."""
-        self._client.post(self._path("/join"), {"config": config})
+        self._run(self._calls.join(**config))
         return self
 
-    def leave(self) -> str | None:
-        """End the membership; return the owner afterwards, None if the channel was deleted."""
-        owner: str | None = self._client.post(self._path("/leave"), {})["owner"]
-        return owner
+    leave = blocking(ChannelCalls.leave)
+    invite = blocking(ChannelCalls.invite)
+    kick = blocking(ChannelCalls.kick)
+    members = blocking(ChannelCalls.members)
+    state = blocking(ChannelCalls.state)
+    configure = blocking(ChannelCalls.configure)
+    acl = blocking(ChannelCalls.acl)
+    allow = blocking(ChannelCalls.allow)
+    disallow = blocking(ChannelCalls.disallow)
+    change_acl = blocking(ChannelCalls.change_acl)
+    delete = blocking(ChannelCalls.delete)
+    publish = blocking(ChannelCalls.publish)
+    publish_many = blocking(ChannelCalls.publish_many)
+    history = blocking(ChannelCalls.history)
+    bounds = blocking(ChannelCalls.bounds)
+    holes = blocking(ChannelCalls.holes)
+    push = blocking(ChannelCalls.push)
+    pop = blocking(ChannelCalls.pop)
+    clear = blocking(ChannelCalls.clear)
 
-    def invite(self, user: str) -> None:
-        """Make another user a member; owner only."""
-        self._client.post(self._path("/join"), {"user": user})
-
-    def kick(self, user: str) -> str | None:
-        """End the membership of another user; return the owner afterwards. Owner only."""
-        owner: str | None = self._client.post(self._path("/leave"), {"user": user})["owner"]
-        return owner
-
-    def members(self, page: int = 1, page_size: int = _MEMBERS_PAGE_SIZE) -> tuple[str, ...]:
-        """Return one page of the members, sorted by name; pages count from 1. Members only."""
-        return tuple(self._client.get(self._path("/members", page=page, page_size=page_size))["members"])
-
-    def _all_members(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = ()
-        page = 1
-        while members := self.members(page):
-            names, page = names + members, page + 1
-            if len(members) < _MEMBERS_PAGE_SIZE:
-                break
-        return names
-
-    # ── settings and access lists ─────────────────────────────────────────────────────────────
-
-    def state(self) -> ChannelInfo:
-        """Return owner, settings and members. Members only."""
-        fields = self._client.get(self._path())
-        return ChannelInfo(fields["channel"], fields["owner"], _parse_config(fields), self._all_members())
-
-    def configure(self, **changes: object) -> ChannelConfig:
-        """Create the channel, or change settings; return all of them. Owner only."""
-        return _parse_config(self._client.put(self._path(), changes))
-
-    def acl(self, kind: str) -> tuple[str, ...]:
-        """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
-        return tuple(self._client.get(self._path("/acl"))["acl"][kind])
-
-    def allow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Add users or domains to an access list and return it; owner only."""
-        return self.change_acl(kind, add=entries)
-
-    def disallow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Remove users or domains from an access list and return it; owner only."""
-        return self.change_acl(kind, remove=entries)
-
-    def change_acl(self, kind: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[str, ...]:
-        """Add and remove entries of an access list in one change, and return it; owner only."""
-        body = {"kind": kind, "add": add, "remove": remove}
-        return tuple(self._client.post(self._path("/acl"), body, retry_safe=True)["listed"])
-
-    def delete(self) -> bool:
-        """Delete the channel with its messages; owner only. Return whether there was one."""
-        return bool(self._client.delete(self._path())["deleted"])
-
-    # ── messages ──────────────────────────────────────────────────────────────────────────────
-
-    def publish(self, payload: bytes, *, qos: int = 1) -> Ack:
-        """Publish one message."""
-        return self.publish_many([payload], qos=qos)
-
-    def publish_many(self, payloads: Sequence[bytes], *, qos: int = 1) -> Ack:
-        """Publish several messages with consecutive seqs. Without a response this raises InDoubt; the history shows
-        whether they were published."""
-        messages = [{"payload_base64": b64encode(payload).decode()} for payload in payloads]
-        done = self._client.post(self._path("/publish"), {"messages": messages, "qos": qos})
-        return Ack(
-            done["channel"],
-            done["last_seq"],
-            done["count"],
-            done["ts"],
-            done["qos"],
-            done["durable"],
-            done["receivers"],
-        )
-
-    def history(
-        self,
-        first: int | None = None,
-        *,
-        last: int | None = None,
-        newest: int | None = None,
-        since_ms: int | None = None,
-        until_ms: int | None = None,
-        limit: int | None = None,
-    ) -> HistoryPage:
-        """Return a page of delivered messages: from a seq, the newest n, or from a time. For members who may read."""
-        path = self._path(
-            "/history", first=first, last=last, newest=newest, since=since_ms, until=until_ms, limit=limit
-        )
-        page = self._client.get(path)
-        messages = [_parse_message(message) for message in page["messages"]]
-        return HistoryPage(messages, page["next_seq"], page["first_seq"], page["last_seq"])
-
-    def bounds(self) -> tuple[int, int]:
-        """Return the first and the last seq of the history. For members who may read."""
-        fields = self._client.get(self._path())
-        if fields["first_seq"] is not None:
-            return fields["first_seq"], fields["last_seq"]
-        page = self.history(limit=1)  # raises the reason: no history, or not for this user
-        return page.first_seq, page.last_seq
-
-    def holes(self) -> list[tuple[int, int]]:
-        """Return the ranges of seqs that a power cut lost before their sync, first and last of each; none for users
-        who may not read."""
-        return [(first, last) for first, last in self._client.get(self._path()).get("holes", [])]
-
-    # ── fifo ──────────────────────────────────────────────────────────────────────────────────
-
-    def push(self, payload: bytes) -> int:
-        """Append one message to a fifo channel and return its seq; owner only."""
-        body = {"payload_base64": b64encode(payload).decode()}
-        seq: int = self._client.post(self._path("/push"), body)["seq"]
-        return seq
-
-    def pop(self) -> Message:
-        """Remove and return the oldest message of a fifo channel. For members who may read."""
-        return _parse_message(self._client.post(self._path("/pop"), {}))
-
-    def clear(self) -> int:
-        """Drop every waiting message of a fifo channel and return their number; owner only."""
-        cleared: int = self._client.post(self._path("/clear"), {}, retry_safe=True)["cleared"]
-        return cleared
+    def subscribe(self) -> RemoteSubscription:
+        return RemoteSubscription(self._client, self._calls)
 
     def __len__(self) -> int:
         """Return the number of waiting messages of a fifo channel; owner only."""
-        waiting: int = self._client.get(self._path())["waiting"]
-        return waiting
+        return self._run(self._calls.length())
 
     def __bool__(self) -> bool:
         return True
 
 
-def _parse_config(fields: dict[str, Any]) -> ChannelConfig:
-    config = fields["config"]
-    return ChannelConfig(**{name: config[name] for name in ChannelConfig.__struct_fields__})
+class RemoteSubscription:
+    """The events of one channel of a server, from now on."""
+
+    def __init__(self, client: Client, calls: ChannelCalls) -> None:
+        self.channel, self.closed = calls.name, False
+        self._events = EventStream(client, calls.path("/events"))
+        self._ready: list[ChannelEvent] = []
+        first = self._events.next(None)
+        if first is not None and first.kind != "subscribed":
+            self._accept(first)
+
+    def _accept(self, event: ServerEvent) -> None:
+        parsed = parse_channel_event(event)
+        if parsed is not None:
+            self._ready.append(parsed)
+        if isinstance(parsed, SubscriptionEnded):
+            self.closed = True
+
+    def take(self, limit: int | None = None) -> list[ChannelEvent]:
+        """Return events that have arrived, oldest first, at most `limit`, without blocking."""
+        while not self.closed and (event := self._events.next(0)) is not None:
+            self._accept(event)
+        count = len(self._ready) if limit is None else limit
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return taken
+
+    def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
+        """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
+        while not (events := self.take()) and not self.closed:
+            event = self._events.next(timeout)
+            if event is None:
+                return []
+            self._accept(event)
+        return events
+
+    def close(self) -> None:
+        """End the subscription. The membership stays."""
+        if not self.closed:
+            self.closed = True
+            with suppress(Error):
+                self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[ChannelEvent]:
+        """Yield events until the subscription ends."""
+        while events := self.wait():
+            yield from events
 
 
-def _parse_message(fields: dict[str, Any]) -> Message:
-    text = fields.get("payload")
-    payload = b64decode(fields["payload_base64"]) if text is None else text.encode()
-    return Message(fields["channel"], fields["seq"], fields["ts"], fields["sender"], payload)
+def parse_channel_event(event: ServerEvent) -> ChannelEvent | None:
+    """The event of a channel's stream as the embedded API has it; None for one that it does not have. Raises the error
+    that the server sends before it stops."""
+    fields = event.data
+    match event.kind:
+        case "message":
+            return parse_message(fields)
+        case "presence":
+            return Presence(fields["kind"], fields["channel"], fields["user"], fields["owner"], fields["ts"])
+        case "end":
+            return SubscriptionEnded(fields["channel"], fields["reason"], fields["last_seq"])
+        case "error":
+            raise Unavailable(str(fields.get("message", "the server ended the stream; subscribe again")))
+        case _:
+            return None

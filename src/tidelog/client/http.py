@@ -1,115 +1,49 @@
-"""The HTTP client of the CLI, Spark jobs and users: kept connections, used from any thread.
+"""The blocking HTTP client: kept connections, used from any thread.
 
     request ──► an idle connection, or a new one ──► response ──► idle again
 
-A request on a kept connection that fails before a response is sent once more on a new one, if it is safe to repeat.
-With `retry_ms`, safe requests are also repeated after a pause that doubles while the server cannot be reached, breaks
-off a response, or returns 429, 502, 503 or 504: it may be restarting. Without it, a safe request is repeated once.
+`ClientCore` decides what is sent and repeated; this module has the sockets. A request on a kept connection that fails
+before a response is sent once more on a new one, if it is safe to repeat.
 
 A forked child closes its copies of the connections and opens its own: two processes that shared one would read each
 other's responses. The parent's connections are unaffected.
-
-An error of the server is raised as the embedded engine would raise it: the same class, the same text.
 """
 
 from __future__ import annotations
 
-import logging
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Event, Lock
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
-from tidelog import errors
-from tidelog.api_types import error_from_wire
+from tidelog.client.core import (
+    JSON,
+    REQUEST_TIMEOUT_S,
+    Call,
+    ClientCore,
+    ConnectionLost,
+    ErrorMapper,
+    NotConnected,
+    Pause,
+    Request,
+    Response,
+    RetryBackoff,
+    Steps,
+)
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
-from tidelog.engine.batch_encoder import from_json
-from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
+from tidelog.errors import Unavailable
 from tidelog.types import Buffer
 
-REQUEST_TIMEOUT_S: Final = 60.0
-RETRIED_STATUSES: Final = frozenset((429, 502, 503, 504))
-_FIRST_PAUSE_MS: Final = 100  # before the second attempt; then twice as long each time
-_MAX_PAUSE_MS: Final = 5_000
 _IDLE_CONNECTIONS_MAX: Final = 8
 _ERROR_STATUS_MIN: Final = 300
-_JSON: Final = "application/json"
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
-_log = logging.getLogger("tidelog.client")
 T = TypeVar("T")
-
-
-class ServerUnreachable(Unavailable):
-    """The server cannot be reached now and may be back soon: the request can be sent again."""
-
-
-class _ConnectionLost(Exception):
-    """The connection ended before the whole response arrived."""
-
-
-class _ErrorResponse(Exception):
-    """A response with an error status, and the error to raise for it."""
-
-    def __init__(self, status: int, error: Error) -> None:
-        self.status, self.error = status, error
-
-
-class RetryBackoff:
-    """Pauses between the attempts of one request, for at most `limit_ms` after the first failure."""
-
-    def __init__(
-        self,
-        limit_ms: int,
-        clock: Clock,
-        pause: Callable[[float], object],
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self._limit_ms, self._clock, self._pause, self._jitter = limit_ms, clock, pause, jitter
-        self._first_failure_ms: int | None = None
-        self._next_ms = _FIRST_PAUSE_MS
-
-    def wait_or_raise(self, error: Error) -> None:
-        """Wait before the next attempt, or raise the error of the last one."""
-        now_ms = self._clock.monotonic_ms()
-        if self._first_failure_ms is None:
-            self._first_failure_ms = now_ms
-            if self._limit_ms:
-                _log.warning("%s; trying again for %d s", error, self._limit_ms // 1000)
-        left_ms = self._first_failure_ms + self._limit_ms - now_ms
-        if left_ms <= 0:
-            raise error
-        # Random over half of the pause: the tasks of a Spark query all lose the server at the same moment.
-        wait_ms = min(self._next_ms * (0.5 + self._jitter() / 2), left_ms)
-        self._next_ms = min(self._next_ms * 2, _MAX_PAUSE_MS)
-        self._pause(wait_ms / 1000)
-
-    def reset(self) -> None:
-        """Start again: data was received since the last failure."""
-        self._first_failure_ms, self._next_ms = None, _FIRST_PAUSE_MS
-
-
-class ErrorMapper(Protocol):
-    """Builds the errors of a client; a caller with a vocabulary of its own brings one."""
-
-    def unreachable(self, reason: str) -> ServerUnreachable:
-        """No connection; nothing was sent."""
-        ...
-
-    def lost(self, reason: str) -> ServerUnreachable:
-        """The connection ended before the whole response, of a request that is safe to repeat."""
-        ...
-
-    def refused(self, path: str, status: int, content: bytes) -> Error:
-        """A response with an error status."""
-        ...
 
 
 class Client:
@@ -132,20 +66,11 @@ class Client:
         pause: Callable[[float], object] | None = None,
         error_mapper: ErrorMapper | None = None,
     ) -> None:
-        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise BadInput(f"{url!r:.200} is no address of a server; nothing was done, write http://host:port")
+        self._clock, self._pause = clock or SystemClock(), pause or Event().wait
+        self.core = ClientCore(url, key=key, retry_ms=retry_ms, clock=self._clock, error_mapper=error_mapper)
         self.url = url
-        self._connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port, self._base = parts.hostname, port, parts.path.rstrip("/")
+        self._connection_class = HTTPSConnection if self.core.address.is_tls else HTTPConnection
         self._timeout_s = timeout_s
-        self._retry_ms, self._clock, self._pause = retry_ms, clock or SystemClock(), pause or Event().wait
-        self._errors = error_mapper or _EngineErrors(url)
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._lock = Lock()
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
@@ -179,27 +104,53 @@ class Client:
         if self._pid != process.process_id():  # a fork by C code runs no hooks
             self.on_fork(self._pid)
 
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, call: Call[T]) -> T:
+        """Run a call to its end and return its result."""
+        return self._perform(self.core.run(call))
+
+    def _perform(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    self._pause(step.seconds)
+                    step = next(steps)
+                    continue
+                try:
+                    response = self._exchange_whole(step)
+                except (ConnectionLost, NotConnected) as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(response)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
     # ── requests ──────────────────────────────────────────────────────────────────────────────
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
-        return self._parse_object(self.request("GET", path, retry_safe=True, query=query))
+        return self._send_for_json(Request("GET", path, query=query, retry_safe=True))
 
     def post(self, path: str, body: Mapping[str, Any], *, retry_safe: bool = False) -> dict[str, Any]:
         """`retry_safe`: a second request does no harm where the first one got no response."""
-        return self._parse_object(self.request("POST", path, _encode(body), retry_safe=retry_safe))
+        return self._send_for_json(Request("POST", path, _encode(body), retry_safe=retry_safe))
 
     def post_bytes(self, path: str, content: Buffer, headers: Mapping[str, str], *, retry_safe: bool) -> dict[str, Any]:
-        return self._parse_object(self.request("POST", path, content, retry_safe=retry_safe, headers=headers))
+        return self._send_for_json(Request("POST", path, content, headers=headers, retry_safe=retry_safe))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._parse_object(self.request("PUT", path, _encode(body), retry_safe=True))
+        return self._send_for_json(Request("PUT", path, _encode(body), retry_safe=True))
 
     def put_bytes(self, path: str, content: Buffer, content_type: str) -> dict[str, Any]:
         headers = {"Content-Type": content_type}
-        return self._parse_object(self.request("PUT", path, content, retry_safe=True, headers=headers))
+        return self._send_for_json(Request("PUT", path, content, headers=headers, retry_safe=True))
 
     def delete(self, path: str) -> dict[str, Any]:
-        return self._parse_object(self.request("DELETE", path, retry_safe=True))
+        return self._send_for_json(Request("DELETE", path, retry_safe=True))
 
     def get_bytes(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
         return self.request("GET", path, retry_safe=True, accept="*/*", headers=headers)
@@ -223,118 +174,99 @@ class Client:
         body: Buffer | None = None,
         *,
         retry_safe: bool,
-        accept: str = _JSON,
+        accept: str = JSON,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> bytes:
-        """Return the body of a successful response.
+        """Return the body of a successful response. Raises as `ClientCore.attempts`."""
+        request = Request(method, path, body, query or {}, headers or {}, retry_safe, accept)
+        return self._perform(self.core.attempts(request)).content
 
-        Raises:
-            InDoubt: there was no response, and the request is not safe to repeat.
-            Unavailable: the server cannot be reached.
-            Error: any other error that the server returned.
-        """
-        sent_headers = {"Accept": accept, **(headers or {})}
-        backoff = self.new_backoff()
-        may_repeat = not self._retry_ms  # once, at once; otherwise the backoff repeats it
-        while True:
-            try:
-                with self._exchange(method, path, body, sent_headers, query, retry_safe) as response:
-                    return _read(response)
-            except _ConnectionLost as error:
-                if not retry_safe:
-                    raise InDoubt(
-                        f"{self.url} closed the connection without a response ({error}); it is unknown whether "
-                        "anything was written, check before you retry"
-                    ) from None
-                if not may_repeat:
-                    backoff.wait_or_raise(self._errors.lost(str(error)))
-                may_repeat = False
-            except ServerUnreachable as error:
-                if not retry_safe:
-                    raise
-                backoff.wait_or_raise(error)
-            except _ErrorResponse as response_error:
-                if not retry_safe or response_error.status not in RETRIED_STATUSES:
-                    raise response_error.error from None
-                backoff.wait_or_raise(response_error.error)
+    def _send_for_json(self, request: Request) -> dict[str, Any]:
+        return self._perform(self.core.attempts(request)).json()
 
     @contextmanager
-    def stream(self, path: str, *, query: Mapping[str, object] | None = None) -> Iterator[HTTPResponse]:
-        """Send a GET request and yield the response, to be read while it arrives. It is not repeated after that."""
-        try:
-            with self._exchange("GET", path, None, {}, query, retry_safe=True) as response:
-                yield response
-        except _ConnectionLost as error:
-            raise self._errors.lost(str(error)) from error
-        except _ErrorResponse as response_error:
-            raise response_error.error from None
-
-    def new_backoff(self) -> RetryBackoff:
-        """Pauses for a caller that repeats a stream itself, from the point where it ended."""
-        return RetryBackoff(self._retry_ms, self._clock, self._pause)
-
-    # ── connections ───────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        body: Buffer | None,
-        headers: Mapping[str, str],
-        query: Mapping[str, object] | None,
-        retry_safe: bool,
+    def stream(
+        self, path: str, *, query: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[HTTPResponse]:
-        """Send a request and yield its response. Raises _ConnectionLost, ServerUnreachable or _ErrorResponse."""
-        target = f"{path}?{urlencode(query)}" if query else path
-        sent_headers = {**self._headers, **({} if body is None else {"Content-Type": _JSON}), **headers}
-        connection, response = self._send(method, target, body, sent_headers, retry_safe=retry_safe)
+        """Send a GET request and yield the response, to be read while it arrives. It is not repeated after that."""
+        request = Request("GET", path, query=query or {}, headers=headers or {}, retry_safe=True, accept="*/*")
+        try:
+            connection, response = self._send(request)
+        except ConnectionLost as error:
+            raise self.core.errors.lost(str(error)) from error
+        except NotConnected as error:
+            raise self.core.errors.unreachable(str(error)) from None
         try:
             if response.status >= _ERROR_STATUS_MIN:
-                raise _ErrorResponse(response.status, self._errors.refused(path, response.status, _read(response)))
+                content = _read(response)
+                raise self.core.errors.refused(path, response.status, _headers_of(response), content)
             yield response
+        except ConnectionLost as error:
+            raise self.core.errors.lost(str(error)) from error
         finally:
             self._release(connection, is_reusable=response.isclosed())
 
-    def _send(
-        self,
-        method: str,
-        target: str,
-        body: Buffer | None,
-        headers: dict[str, str],
-        *,
-        retry_safe: bool,
-        new_connection: bool = False,
-    ) -> tuple[HTTPConnection, HTTPResponse]:
+    def new_backoff(self) -> RetryBackoff:
+        """Pauses for a caller that repeats a stream itself, from the point where it ended."""
+        return RetryBackoff(self.core.retry_ms, self._clock, self._pause)
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────
+
+    def _exchange_whole(self, request: Request) -> Response:
+        """Send a request and read its response. Raises ConnectionLost or NotConnected."""
+        started_ms = self._clock.monotonic_ms()
+        connection, response = self._send(request)
+        try:
+            content = _read(response)
+        finally:
+            self._release(connection, is_reusable=response.isclosed())
+        elapsed_ms = self._clock.monotonic_ms() - started_ms
+        return Response(response.status, _headers_of(response), content, elapsed_ms)
+
+    def _send(self, request: Request, *, new_connection: bool = False) -> tuple[HTTPConnection, HTTPResponse]:
+        target, headers = self.core.head(request)
         connection = self._take_connection(new_connection)
         is_kept = connection.sock is not None
+        timeout_s = self._timeout_s + request.wait_s
         try:
+            connection.timeout = timeout_s
             if not is_kept:
                 connection.connect()
+            elif connection.sock.gettimeout() != timeout_s:
+                connection.sock.settimeout(timeout_s)
         except OSError as error:
             self._release(connection, is_reusable=False)
-            raise self._errors.unreachable(str(error) or type(error).__name__) from None
+            raise NotConnected(str(error) or type(error).__name__) from None
         try:
-            connection.request(method, self._base + target, body, headers)
+            if request.chunks is None:
+                connection.request(request.method, target, request.body, headers)
+            else:
+                assert not isinstance(request.chunks, AsyncIterable), "a blocking client takes blocking iterables"
+                headers["Transfer-Encoding"] = "chunked"
+                connection.request(request.method, target, iter(request.chunks), headers, encode_chunked=True)
             return connection, connection.getresponse()
         except (OSError, HTTPException) as error:
+            early = _early_response(connection, request)
+            if early is not None:
+                return connection, early
             self._release(connection, is_reusable=False)
-            if is_kept and retry_safe:
-                return self._send(method, target, body, headers, retry_safe=True, new_connection=True)
-            raise _ConnectionLost(str(error) or type(error).__name__) from None
+            if is_kept and request.retry_safe and request.chunks is None:
+                return self._send(request, new_connection=True)
+            raise ConnectionLost(str(error) or type(error).__name__) from None
         except BaseException:
             self._release(connection, is_reusable=False)
             raise
 
     def _take_connection(self, new_connection: bool) -> HTTPConnection:
         self._check_process()
+        address = self.core.address
         with self._lock:
             has_idle = bool(self._idle) and not new_connection
             connection = (
                 self._idle.pop()
                 if has_idle
-                else self._connection_class(self._host, self._port, timeout=self._timeout_s)
+                else self._connection_class(address.host, address.port, timeout=self._timeout_s)
             )
             self._busy.add(connection)
         return connection
@@ -348,65 +280,30 @@ class Client:
                 return
         connection.close()
 
-    def _parse_object(self, content: bytes) -> dict[str, Any]:
-        try:
-            value = from_json(content)
-        except msgspec.DecodeError:
-            value = None
-        if not isinstance(value, dict):
-            raise Unavailable(f"{self.url} responds, but is no Tidelog server; check the address")
-        return value
+
+def _early_response(connection: HTTPConnection, request: Request) -> HTTPResponse | None:
+    """The response that a server sent before it had read a streamed body, such as that it is too long."""
+    if request.chunks is None or connection.sock is None:
+        return None
+    try:
+        response = HTTPResponse(connection.sock, method=request.method)
+        response.begin()
+        response.will_close = True
+        return response
+    except (OSError, HTTPException):
+        return None
 
 
 def _read(response: HTTPResponse) -> bytes:
     try:
         return response.read()
     except (OSError, HTTPException) as error:
-        raise _ConnectionLost(str(error) or type(error).__name__) from None
+        raise ConnectionLost(str(error) or type(error).__name__) from None
+
+
+def _headers_of(response: HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.getheaders()}
 
 
 def topic_path(topic: str, rest: str = "") -> str:
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
-
-
-def parse_error(content: bytes) -> tuple[str, str, dict[str, Any]] | None:
-    """The code, message and detail of an error response; None where the body is none of a Tidelog server."""
-    try:
-        fields = _decode(content)["error"]
-        return str(fields["code"]), str(fields["message"]), fields.get("detail") or {}
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        return None
-
-
-class _EngineErrors:
-    """Errors of the server as the embedded engine raises them."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def unreachable(self, reason: str) -> ServerUnreachable:
-        return ServerUnreachable(f"{self._url} cannot be reached ({reason}); nothing was done, start it or retry")
-
-    def lost(self, reason: str) -> ServerUnreachable:
-        return ServerUnreachable(f"{self._url} does not respond ({reason}); it is unknown what was done, retry")
-
-    def refused(self, path: str, status: int, content: bytes) -> Error:  # noqa: ARG002
-        fields = parse_error(content)
-        if fields is None:
-            return Unavailable(f"the server returned {status} and no readable error; check the address")
-        code, message, detail = fields
-        match code:
-            case "invalid_request" | "batch_too_large" | "record_too_large":
-                return BadInput(message)
-            case "throttled" | "not_ready" | "shutting_down" | "store_unavailable":
-                return Unavailable(message)
-            case "disk_full":
-                return errors.DiskFull(message)
-            case "internal" if detail.get("written") is False:  # its disk failed before, and the server knows it
-                damaged = errors.Damaged(message)
-                damaged.written = False
-                return damaged
-            case "internal":
-                return InDoubt(message)
-            case _:
-                return error_from_wire(code, message, detail) or Refused(message)

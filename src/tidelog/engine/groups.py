@@ -135,6 +135,17 @@ def clamp_cursors(topic: TopicState) -> None:
             topic.groups[name] = GroupCursorState(head, cursor.ts_ms, cursor.hold_bytes)
 
 
+def check_group_name(name: object) -> None:
+    """Raise BadInput unless a group can have this name."""
+    try:
+        check_topic_name(name)
+    except BadInput:
+        raise BadInput(
+            f"{name!r:.80} cannot name a group: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
+            "nothing was created, choose another name"
+        ) from None
+
+
 def encode_groups(topic: TopicState) -> tuple[ConsumerRow, ...]:
     return tuple(
         ConsumerRow(name, cursor.seq, cursor.ts_ms, cursor.hold_bytes) for name, cursor in sorted(topic.groups.items())
@@ -182,13 +193,7 @@ class Group:
     """A consumer group of one topic. Created by `Topic.group`; stored from its first move on."""
 
     def __init__(self, topic: TopicState, name: str) -> None:
-        try:
-            check_topic_name(name)
-        except BadInput:
-            raise BadInput(
-                f"{name!r:.80} cannot name a group: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
-                "nothing was created, choose another name"
-            ) from None
+        check_group_name(name)
         self._topic, self.name = topic, name
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
 from tidelog.formats import json_rows
 from tidelog.formats import scan as frame_scan
+from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
 from tidelog.formats.rows import to_arrow
 from tidelog.formats.scan import PlainBatch
@@ -181,8 +182,9 @@ class BulkScan:
         limit: int,
         *,
         strong: bool = False,
+        bytes_max: int = SEQ_MAX,
     ) -> None:
-        self._topic, self._limit = topic, limit
+        self._limit, self._bytes_max = limit, bytes_max
         self._scan = TopicScan(topic, from_seq, nodes, to_seq, pass_gaps=True, strong=strong)
         retention.persist_gap_floor(topic, self._scan.gap, self._scan.watermarks.evict_floor)
 
@@ -216,7 +218,7 @@ class BulkScan:
         self._scan.chunk_bytes = size
 
     def _chunks(self) -> Iterator[RecordChunk]:
-        return filter(lambda chunk: len(chunk.rows), self._scan.iter_chunks(self._limit))
+        return filter(lambda chunk: len(chunk.rows), self._scan.iter_chunks(self._limit, self._bytes_max))
 
     # Maps instead of loops: between two steps a loop would keep the records of the last one alive.
 

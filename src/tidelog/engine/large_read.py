@@ -138,13 +138,16 @@ class RecordReader(io.RawIOBase):
 class LargeData:
     """The data of a large record in `Record.data`: what it is, without its bytes. `open` returns them as a file."""
 
-    __slots__ = ("_ref", "_topic", "seq")
+    __slots__ = ("_open", "seq", "size", "xxh3")
 
-    def __init__(self, topic: TopicState, seq: int, ref: BlobRef) -> None:
-        self._topic, self.seq, self._ref = topic, seq, ref
+    def __init__(self, seq: int, size: int, xxh3: str, open_data: Callable[[], RecordReader]) -> None:
+        self.seq = seq
+        self.size = size  # the bytes of the data
+        self.xxh3 = xxh3  # XXH3-64 of the data, as 16 hexadecimal digits
+        self._open = open_data
 
     def __repr__(self) -> str:
-        return f"<large data of record {self.seq}, {self._ref.length} bytes>"
+        return f"<large data of record {self.seq}, {self.size} bytes>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LargeData) and (self.size, self.xxh3) == (other.size, other.xxh3)
@@ -152,19 +155,9 @@ class LargeData:
     def __hash__(self) -> int:
         return hash((self.size, self.xxh3))
 
-    @property
-    def size(self) -> int:
-        """The bytes of the data."""
-        return self._ref.length
-
-    @property
-    def xxh3(self) -> str:
-        """XXH3-64 of the data, as 16 hexadecimal digits."""
-        return f"{self._ref.digest:016x}"
-
     def open(self) -> RecordReader:
         """Open the data as a file. Raises RecordNotFound where the record was removed since."""
-        return open_blob(self._topic, self.seq, self._ref)
+        return self._open()
 
     def read(self) -> bytes:
         """Read all of the data into memory."""
@@ -174,6 +167,11 @@ class LargeData:
     def to_reference(self) -> dict[str, object]:
         """The JSON object that stands for the data over HTTP and in exports."""
         return {large_record.REFERENCE_KEY: {"bytes": self.size, "xxh3": self.xxh3, "href": f"records/{self.seq}/data"}}
+
+
+def large_data(topic: TopicState, seq: int, ref: BlobRef) -> LargeData:
+    """Return what stands for the data of a large record."""
+    return LargeData(seq, ref.length, f"{ref.digest:016x}", lambda: open_blob(topic, seq, ref))
 
 
 def open_blob(topic: TopicState, seq: int, ref: BlobRef) -> RecordReader:

@@ -99,16 +99,23 @@ class LatestTable:
 
     def to_arrow(self) -> pa.Table:
         """Return the table: the columns of `Topic.to_arrow` after a column `key`, ordered by seq."""
-        batches: list[pa.RecordBatch] = []
+        tables: list[pa.Table] = []
         after: str | None = None
         while True:
-            chunks, after = self._read_page(_EXAMINED_MAX, after, _ARROW_BYTES)
-            for chunk in chunks:
-                batch = to_arrow(chunk.records.rows)
-                columns = [pa.array(chunk.keys, pa.binary()), *batch.columns, pa.array(chunk.records.json)]
-                batches.append(pa.RecordBatch.from_arrays(columns, schema=_TABLE_SCHEMA))
+            table, after = self.arrow_page(after)
+            tables.append(table)
             if after is None:
-                return pa.Table.from_batches(batches, schema=_TABLE_SCHEMA).sort_by("seq")
+                return pa.concat_tables(tables).sort_by("seq")
+
+    def arrow_page(self, after: str | None = None) -> tuple[pa.Table, str | None]:
+        """Return a part of `to_arrow`, without its order, and the cursor of the next part."""
+        batches: list[pa.RecordBatch] = []
+        chunks, next_after = self._read_page(_EXAMINED_MAX, after, _ARROW_BYTES)
+        for chunk in chunks:
+            batch = to_arrow(chunk.records.rows)
+            columns = [pa.array(chunk.keys, pa.binary()), *batch.columns, pa.array(chunk.records.json)]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=_TABLE_SCHEMA))
+        return pa.Table.from_batches(batches, schema=_TABLE_SCHEMA), next_after
 
     def _read_page(self, limit: int, after: str | None, bytes_max: int) -> tuple[list[_KeyedChunk], str | None]:
         """Return the records of a page, by seq, and the cursor of the next one."""

@@ -35,7 +35,7 @@ from tidelog.engine import retention, topic_index
 from tidelog.engine.batch_encoder import check_int, from_json, is_utf8_text
 from tidelog.engine.config import Durability
 from tidelog.engine.context import WAL_DIR, EngineContext
-from tidelog.engine.large_read import LargeData, RecordReader, open_blob
+from tidelog.engine.large_read import RecordReader, large_data, open_blob
 from tidelog.engine.manifest import ColdRow
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.segment import BoolArray, Part, Segment
@@ -517,7 +517,7 @@ def chunk_records(topic: TopicState, chunk: RecordChunk) -> list[Record]:
         raise Corrupt("a record", pos=0, reason=f"its checksum is valid, but it is not JSON: {error}") from None
     for place in () if rows.blob_bytes is None else np.flatnonzero(rows.blob_bytes).tolist():
         ref = large_record.read_ref(rows.buf, int(rows.frame_pos[place]))
-        datas[place] = LargeData(topic, int(rows.seq[place]), ref)
+        datas[place] = large_data(topic, int(rows.seq[place]), ref)
     columns = [rows.seq.tolist(), (rows.ts_us // 1000).tolist(), datas]
     if rows.node is None and rows.tag is None and rows.meta is None:
         return list(map(Record, *columns))

@@ -536,10 +536,12 @@ class Topic:
         *,
         nodes: ExcludedNodes = frozenset(),
         limit: int = SEQ_MAX,
+        bytes_max: int = SEQ_MAX,
         strong: bool = False,
     ) -> BulkScan:
-        """Scan many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
-        return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong)
+        """Scan many records in bounded memory, as lines or as Arrow batches: at most `limit`, and about `bytes_max`
+        bytes. `strong`: as for `read`."""
+        return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max)
 
     @overload
     def latest(self, key: None = None, *, prefix: str = "") -> LatestTable: ...

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from tidelog import api_types
 from tidelog.engine.config import OWN, check_topic_name
 from tidelog.errors import BadInput, Error
 from tidelog.http.interface import (
@@ -41,6 +42,7 @@ from tidelog.server.handlers import (
     events,
     group_leases,
     large_records,
+    maintenance,
     queues,
     records,
     retention,
@@ -114,6 +116,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/latest", "topics", {"GET": Endpoint(retention.read_latest, _READ)}),
     Route("/v0/topics/{topic}/compact", "topics", {"POST": Endpoint(retention.compact_topic, _ADMIN)}),
     Route("/v0/topics/{topic}/retention/simulate", "topics", {"POST": Endpoint(retention.simulate_retention, _READ)}),
+    Route("/v0/topics/{topic}/seal", "topics", {"POST": Endpoint(records.seal_topic, _ADMIN)}),
     Route("/v0/topics/{topic}/rewrite", "topics", {"POST": Endpoint(records.rewrite_topic, _ADMIN)}),
     Route("/v0/topics/{topic}/erase", "topics", {"POST": Endpoint(records.erase_records, _ADMIN | _DELETE)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(records.read_records, _READ)}),
@@ -185,6 +188,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         {"GET": Endpoint(backups.list_target, _ADMIN), "POST": Endpoint(backups.create_backup, _ADMIN)},
     ),
     Route("/v0/tiers", "", {"GET": Endpoint(tiers.get_tiers, _ADMIN)}),
+    Route("/v0/tiers/segments", "", {"GET": Endpoint(tiers.list_places, _ADMIN)}),
+    Route("/v0/tiers/relocate", "", {"POST": Endpoint(tiers.relocate_all, _ADMIN)}),
+    Route("/v0/tiers/recall", "", {"POST": Endpoint(tiers.recall_all, _ADMIN)}),
+    Route("/v0/tiers/claim", "", {"POST": Endpoint(tiers.claim_store, _ADMIN)}),
+    Route("/v0/checkpoint", "", {"POST": Endpoint(maintenance.checkpoint, _ADMIN)}),
+    Route("/v0/health/details", "", {"GET": Endpoint(maintenance.get_health_details, _ADMIN)}),
+    Route("/v0/erasures", "", {"GET": Endpoint(maintenance.list_erasures, _ADMIN)}),
+    Route("/v0/erasures/verify", "", {"POST": Endpoint(maintenance.verify_erasures, _ADMIN)}),
     Route("/v0/routers", "", {"GET": Endpoint(topics.list_routers, _READ)}),
     Route(
         "/v0/routers/{router}",
@@ -451,7 +462,7 @@ class App:
         changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {READ}))
         service.auth.origins.check(request, changes=changes, is_public=is_public)
         if match is None:
-            raise ApiError("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
+            raise ApiError("not_found", f"{api_types.NO_ROUTE}{request.path[:200]}; nothing was done")
         if endpoint is None:
             allowed = ", ".join(sorted({*match.route.methods, *(["HEAD"] if "GET" in match.route.methods else [])}))
             message = f"{match.route.path} takes {allowed}; nothing was done"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tidelog import errors
-from tidelog.api_types import ERROR_FIELDS
+from tidelog.api_types import ERROR_FIELDS, ERROR_HEADER
 from tidelog.errors import Error
 from tidelog.http.interface import Headers, Response
 
@@ -103,7 +103,7 @@ class ApiError(Exception):
         body: dict[str, Any] = {"code": self.code, "message": self.message}
         if self.detail is not None:
             body["detail"] = self.detail
-        headers = RETRY_AFTER_HEADERS if self.status in (429, 503, 507) else self.headers
+        headers = (*RETRY_AFTER_HEADERS, *self.headers) if self.status in (429, 503, 507) else self.headers
         return Response(self.status, _encode({"error": body}), headers=headers)
 
 
@@ -112,7 +112,10 @@ def api_error_from(error: Error) -> ApiError:
     code = error.code
     if code not in STATUS_BY_CODE:
         code = next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), "internal")
-    return ApiError(code, str(error) or type(error).__name__, _error_detail(error))
+    # A client gets the class back, except of errors that are about this process and not about the request.
+    names_class = error.code != code and not isinstance(error, errors.Closed | errors.Forked)
+    headers = ((ERROR_HEADER.encode(), error.code.encode()),) if names_class else ()
+    return ApiError(code, str(error) or type(error).__name__, _error_detail(error), headers=headers)
 
 
 def api_error_for_status(status: int, message: str) -> ApiError:

@@ -128,6 +128,9 @@ class Topic(TopicBody):
     last_write_ts: TimestampMs | None
     last_read_ts: TimestampMs | None
     queue: QueueDepth | UnsetType = UNSET
+    id: Annotated[Count, described("Where details asked for it.")] | UnsetType = UNSET
+    epoch: Annotated[Count, described("Where details asked for it.")] | UnsetType = UNSET
+    evict_floor: Annotated[Count, described("Where details asked for it.")] | UnsetType = UNSET
 
 
 class TopicCreated(TopicBody):
@@ -148,6 +151,12 @@ class TopicRow(Part):
     bytes: Count
     durable: bool
     effective_priority: int
+    id: Annotated[Count, described("This field and those below where details asked for them.")] | UnsetType = UNSET
+    epoch: Count | UnsetType = UNSET
+    evict_floor: Count | UnsetType = UNSET
+    last_write_ts: TimestampMs | UnsetType | None = UNSET
+    last_read_ts: TimestampMs | UnsetType | None = UNSET
+    config: ConfigJson | UnsetType = UNSET
 
 
 class TopicList(TimedBody):
@@ -186,6 +195,7 @@ class Page(TopicBody):
     caught_up: bool
     tombstone: Tombstone | None
     lag: Count
+    counts: Annotated[Counts, described("Where include_counts asked for it.")] | UnsetType = UNSET
 
 
 class EndInfo(Part):
@@ -217,6 +227,10 @@ class RewrittenSegment(Part):
     records_removed: Count
     bytes_before: Count
     bytes_after: Count
+    xxh3_before: Annotated[int, described("XXH3-64 of its data.")]
+    xxh3_after: int
+    path_before: str
+    path_after: str
 
 
 class SkippedSegment(Part):
@@ -257,6 +271,19 @@ class Erased(TopicBody):
     not_reached: list[str]
     previous: Annotated[str, described("The hash of the receipt before; empty for the first.")]
     hash: Annotated[str, described("SHA-256 of this receipt with an empty hash.")]
+
+
+class Sealed(TopicBody):
+    """The active segment is closed."""
+
+
+class ErasureList(TimedBody):
+    erasures: Annotated[list[Any], described(items=schema_ref("Erased"))]
+
+
+class ErasuresVerified(TimedBody):
+    receipts: Count
+    problems: list[str]
 
 
 class Sought(TopicBody):
@@ -378,9 +405,39 @@ class Tiers(TimedBody):
     last_error: str | None
 
 
+class SegmentPlace(Part):
+    topic: str
+    first_seq: Count
+    last_seq: Count
+    bytes: Count
+    tier: Literal["hot", "cold", "both"]
+    object: Annotated[str | None, described("Its address in the store.")]
+    object_bytes: Count
+    is_recalled: bool
+
+
+class SegmentPlaces(TimedBody):
+    segments: list[SegmentPlace]
+
+
+class ColdStoreClaimed(TimedBody):
+    store: str | None
+
+
+class Checkpointed(TimedBody):
+    generation: Annotated[Count, described("Of the newest checkpoint.")]
+
+
 class SegmentNotMoved(Part):
     base: Count
     reason: str
+    topic: str
+
+
+class AllSegmentsMoved(TimedBody):
+    segments: Count
+    bytes: Count
+    failed: list[SegmentNotMoved]
 
 
 class SegmentsMoved(TimedBody):
@@ -460,6 +517,12 @@ class RouterRow(Part):
     dest: str
     guarantee: str
     forwarded_total: Count
+    preserve_node: (
+        Annotated[bool, described("This field and those below where details asked for them.")] | UnsetType
+    ) = UNSET
+    preserve_tag: bool | UnsetType = UNSET
+    filter: list[str] | UnsetType | None = UNSET
+    allow_cycle: bool | UnsetType = UNSET
 
 
 class RouterList(TimedBody):
@@ -849,6 +912,7 @@ class ChannelHistory(ChannelBody):
 class ChannelPushed(ChannelBody):
     seq: Count
     ts: TimestampMs
+    sender: str
 
 
 class ChannelPopped(MessageInfo, TimedBody):
@@ -884,6 +948,36 @@ class Ready(Body):
     wal_replay_complete: bool
     topics: Count
     health: ReadyHealth
+
+
+class TaskDetails(Part):
+    """One kind of background work; `failing` counts failures since its last success."""
+
+    name: str
+    runs: Count
+    failures: Count
+    failing: Count
+    last_ok_ms: TimestampMs | None
+    last_error: str | None
+    last_error_ms: TimestampMs | None
+
+
+class CorruptPlace(Part):
+    topic: str
+    topic_id: Count
+    where: str
+    reason: str
+    seen_ms: TimestampMs
+
+
+class HealthDetails(TimedBody):
+    ok: bool
+    tasks: list[TaskDetails]
+    checkpoint_age_ms: Count
+    uncovered_bytes: Count
+    lagging: Annotated[list[str], described("Topics that the last checkpoint could not write.")]
+    corruptions: Count
+    corrupt: list[CorruptPlace]
 
 
 class TaskHealth(Part):

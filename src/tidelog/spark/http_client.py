@@ -5,21 +5,15 @@ All requests of sources and sinks are safe to repeat: chunks are replaced, batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from typing import Any, Final
 from urllib.parse import quote
 
 from tidelog.api_types import error_from_wire
-from tidelog.client.http import (
-    REQUEST_TIMEOUT_S,
-    RETRIED_STATUSES,
-    Client,
-    RetryBackoff,
-    ServerUnreachable,
-    parse_error,
-)
+from tidelog.client.core import REQUEST_TIMEOUT_S, RETRIED_STATUSES, RetryBackoff, ServerUnreachable, parse_error
+from tidelog.client.http import Client
 from tidelog.clock import Clock
 from tidelog.errors import BadInput, Error, NotFound, TopicNotFound, Unavailable
 from tidelog.types import Buffer
@@ -41,7 +35,7 @@ class _SparkErrors:
 
     lost = unreachable
 
-    def refused(self, path: str, status: int, content: bytes) -> Error:
+    def refused(self, path: str, status: int, headers: Mapping[str, str], content: bytes) -> Error:  # noqa: ARG002
         fields = parse_error(content)
         code, message, detail = fields or ("", content[:200].decode("utf-8", "replace"), {})
         if code == "topic_not_found":
@@ -51,7 +45,8 @@ class _SparkErrors:
                 f"option key: {self._server} says {status}, {message}; nothing was {self._refused_verb}, give a key "
                 "that may"
             )
-        if (error := error_from_wire(code, message, detail)) is not None:
+        is_about_topics = status in (404, 409, 422)
+        if is_about_topics and (error := error_from_wire(code, message, detail)) is not None:
             return error
         if status in (404, 416):
             return NotFound(f"{self._server}{path}: {message}")

@@ -228,6 +228,11 @@ class History:
         """Return the whole history as a table with one row per step."""
         topic = self._flushed_topic()
         datas = [] if topic is None else read.read_table(topic, 0, None, frozenset())["data"].to_pylist()
-        rows = _rows_decoder.decode(b"[" + b",".join(datas) + b"]")
-        columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in HISTORY_SCHEMA]
-        return pa.table(columns, schema=HISTORY_SCHEMA)
+        return rows_to_table(datas)
+
+
+def rows_to_table(texts: Sequence[bytes]) -> pa.Table:
+    """Return a table of steps that are given as JSON objects."""
+    rows = _rows_decoder.decode(b"[" + b",".join(texts) + b"]")
+    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in HISTORY_SCHEMA]
+    return pa.table(columns, schema=HISTORY_SCHEMA)

@@ -232,15 +232,15 @@ class Queue:
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> AckResult:
         """Delete finished jobs, with the durability of the topic. Jobs that `node` does not hold, or not under the
         given lease id, are skipped. `Job` objects in place of seqs carry their lease ids."""
-        return self._operations.submit_ack(node, *_split_jobs(seqs, lease_ids)).wait()
+        return self._operations.submit_ack(node, *split_jobs(seqs, lease_ids)).wait()
 
     def nack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, delay_ms: int = 0) -> AckResult:
         """Make unfinished jobs claimable again, at once or after `delay_ms`."""
-        return self._operations.submit_nack(node, *_split_jobs(seqs, lease_ids), delay_ms=delay_ms).wait()
+        return self._operations.submit_nack(node, *split_jobs(seqs, lease_ids), delay_ms=delay_ms).wait()
 
     def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> ExtendResult:
         """Extend the leases of these jobs to `lease_ms` from now."""
-        return self._operations.submit_extend(node, *_split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
+        return self._operations.submit_extend(node, *split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
 
     # ── inspect ───────────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +305,7 @@ def _check_node(node: object, limit: int) -> None:
         raise BadInput(f"node must be text of 1 to {limit} bytes, not {node!r:.80}; nothing was done")
 
 
-def _split_jobs(given: JobsOrSeqs, lease_ids: Ids) -> tuple[list[int], Ids]:
+def split_jobs(given: JobsOrSeqs, lease_ids: Ids) -> tuple[list[int], Ids]:
     """Return seqs and lease ids of jobs or seqs."""
     items: list[Job | int] = [given] if isinstance(given, Job | int) else list(given)
     seqs = [item.seq if isinstance(item, Job) else item for item in items]

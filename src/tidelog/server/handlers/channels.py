@@ -257,7 +257,7 @@ async def list_channels(context: RequestContext) -> Response:
     "putChannel",
     request="ChannelSettings",
     response=responses.ChannelPut,
-    params=_CALLER,
+    params=(*_CALLER, flag_param("create", True, "false: only change the settings of a channel that exists.")),
     errors=_CHANNEL_ERRORS,
     body_required=False,
     statuses=(200, 201),
@@ -270,12 +270,13 @@ async def put_channel(context: RequestContext) -> Response:
     body = context.decode_body(_settings_decoder, default={})
     user = await authenticate_caller(context)
     manager, channel = context.service.channels.manager, context.path_names[0]
+    may_create = context.query.flag("create", True)
 
     def work() -> tuple[bool, ChannelMeta]:
         try:
             return False, membership.configure(manager, channel, user, body)
         except ChannelNotFound:
-            if isinstance(user, Operator):
+            if isinstance(user, Operator) or not may_create:
                 raise
         return True, membership.join(manager, channel, user, config=body)
 
@@ -585,7 +586,7 @@ async def push_to_channel(context: RequestContext) -> Response:
 
 def _push(call: ChannelCall, payload: bytes) -> responses.ChannelPushed:
     message = call.handle.push(payload)
-    return responses.ChannelPushed(call.channel, message.seq, message.ts_ms)
+    return responses.ChannelPushed(call.channel, message.seq, message.ts_ms, message.sender)
 
 
 @operation(

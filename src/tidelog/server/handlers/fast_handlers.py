@@ -291,7 +291,7 @@ class FastRequests:
             if topic is None:
                 return False
             diff = api_types.decode_body(records.diff_decoder, body)
-            if diff.wait_ms:
+            if diff.wait_ms or diff.consistency == "strong":
                 return False
             service.auth.inflight_limit.check(principal)
             from_seq = records.clamp_seq(diff.from_seq)
@@ -308,5 +308,6 @@ class FastRequests:
         service.metrics.count_read(name, page.counts.rows, gap=page.gap is not None)
         took_us = self._now_us() - began_us
         service.metrics.count_responses(_DIFF_PATH, "POST", 200, took_us / 1e6)
-        responder.respond_json_parts(records.encode_page_parts(name, page, took_us / 1000), self._next_id())
+        parts = records.encode_page_parts(name, page, took_us / 1000, with_counts=diff.include_counts)
+        responder.respond_json_parts(parts, self._next_id())
         return True

@@ -86,29 +86,36 @@ class ReadPlan(NamedTuple):
     bytes_max: int
     nodes: ExcludedNodes
     show: FieldSelection
+    strong: bool
+    with_counts: bool
 
     @property
     def is_cached(self) -> bool:
         """Whether the read does not block."""
         return topic_operations(self.topic).can_read_without_blocking(
-            self.from_seq, 0 if self.nodes else self.limit, self.bytes_max
+            self.from_seq, 0 if self.nodes else self.limit, self.bytes_max, strong=self.strong
         )
 
     def read_cached(self) -> JsonPage | None:
         """The page, or None where the read would block."""
-        page = topic_operations(self.topic).read_cached_json(self.from_seq, self.limit, self.bytes_max)
+        page = topic_operations(self.topic).read_cached_json(
+            self.from_seq, self.limit, self.bytes_max, strong=self.strong
+        )
         return page if page is not None or not self.is_cached else self.read()
 
     def read(self) -> JsonPage:
         return topic_operations(self.topic).read_json(
-            self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show
+            self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show, strong=self.strong
         )
 
 
 def plan_read(topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch) -> ReadPlan:
     limit, bytes_max = page_budget(body.limit, body.max_batch_bytes)
     show = FieldSelection(tags=body.include_tags, meta=body.include_meta)
-    return ReadPlan(topic, from_seq, limit, bytes_max, parse_nodes(body.node), show)
+    strong = body.consistency == "strong"
+    if strong:
+        topic_operations(topic).check_strong_supported()
+    return ReadPlan(topic, from_seq, limit, bytes_max, parse_nodes(body.node), show, strong, body.include_counts)
 
 
 def read_after(
@@ -121,11 +128,11 @@ def read_after(
     if wait_ms:
         return _long_poll(context, plan, wait_ms)
     page = plan.read_cached()
-    return _read_blocking(context, plan) if page is None else page_response(context, page)
+    return _read_blocking(context, plan) if page is None else _page_response(context, plan, page)
 
 
 async def _read_blocking(context: RequestContext, plan: ReadPlan) -> Response:
-    return page_response(context, await context.service.run_read(plan.topic, plan.from_seq, plan.read))
+    return _page_response(context, plan, await context.service.run_read(plan.topic, plan.from_seq, plan.read))
 
 
 async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> Response:
@@ -140,12 +147,12 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
             context.check_key()
             page = (
                 plan.read()
-                if topic_operations(topic).can_read_without_blocking(plan.from_seq)
+                if topic_operations(topic).can_read_without_blocking(plan.from_seq, strong=plan.strong)
                 else await service.run_read(topic, plan.from_seq, plan.read)
             )
             left_ms = until_ms - service.clock.monotonic_ms()
             if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():
-                return page_response(context, page)
+                return _page_response(context, plan, page)
             try:
                 async with asyncio.timeout(left_ms / 1000):
                     await woken.wait()
@@ -155,17 +162,21 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
         service.push.notifiers.remove(topic, woken.set)
 
 
-def page_response(context: RequestContext, page: JsonPage) -> Response:
+def _page_response(context: RequestContext, plan: ReadPlan, page: JsonPage) -> Response:
     context.service.metrics.count_read(context.topic, page.counts.rows, gap=page.gap is not None)
-    return Response(200, b"".join(encode_page_parts(context.topic, page, context.elapsed_ms())))
+    parts = encode_page_parts(context.topic, page, context.elapsed_ms(), with_counts=plan.with_counts)
+    return Response(200, b"".join(parts))
 
 
-def encode_page_parts(name: str, page: JsonPage, elapsed_ms: float) -> tuple[bytes, bytes, bytes]:
+def encode_page_parts(
+    name: str, page: JsonPage, elapsed_ms: float, *, with_counts: bool = False
+) -> tuple[bytes, bytes, bytes]:
     """Encode the body of a page in three pieces: the records are stored as JSON text."""
+    counts = b'"counts":%b,' % _encode(page.counts._asdict()) if with_counts else b""
     head = b'{"topic":%b,"records":[' % _encode(name)
     tail = (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
-        b'"performance":{"server_total_ms":%b,"records_scanned":%d}}'
+        b'%b"performance":{"server_total_ms":%b,"records_scanned":%d}}'
     ) % (
         page.next_from_seq,
         page.head_seq,
@@ -173,6 +184,7 @@ def encode_page_parts(name: str, page: JsonPage, elapsed_ms: float) -> tuple[byt
         b"true" if page.caught_up else b"false",
         b"null" if page.gap is None else _encode(page.gap._asdict()),
         page.head_seq - page.next_from_seq,
+        counts,
         _encode(elapsed_ms),
         sum(page.counts),
     )
@@ -205,8 +217,8 @@ _delete_decoder = api_types.json_decoder(api_types.Delete)
 async def delete_records(context: RequestContext) -> Response:
     """Delete records below a seq, by tag, or both."""
     body = context.decode_body(_delete_decoder)
-    if body.before_seq is None and body.match is None:
-        raise ApiError("invalid_request", "a delete needs before_seq, match or both; nothing was deleted")
+    if body.before_seq is None and body.match is None and body.seqs is None:
+        raise ApiError("invalid_request", "a delete needs before_seq, match or both, or seqs; nothing was deleted")
     match, before = body.match, None if body.before_seq is None else clamp_seq(body.before_seq)
     parse_tag_match(match)  # an invalid match is refused also where the topic does not exist
     service, actor = context.service, context.principal.name
@@ -214,10 +226,21 @@ async def delete_records(context: RequestContext) -> Response:
     # A search by tag reads the records of a segment whose tag index is lost; a search for what the newest records of
     # keys replaced, those of segments that moved to the cold store before compaction was set.
     from_seq = 0 if match is not None or topic.config.compaction is not None else topic.head_seq
-    done = await service.run_read(topic, from_seq, lambda: topic.delete(match=match, before_seq=before, actor=actor))
+    seqs = None if body.seqs is None else list(map(clamp_seq, body.seqs))
+    done = await service.run_read(
+        topic, from_seq, lambda: topic.delete(match=match, before_seq=before, seqs=seqs, actor=actor)
+    )
     return context.json(
         responses.Deleted(context.topic, done.deleted, done.earliest_seq, done.head_seq, done.count, done.bytes)
     )
+
+
+@operation("sealTopic", response=responses.Sealed, errors=("topic_not_found",), body_required=False)
+async def seal_topic(context: RequestContext) -> Response:
+    """Close the active segment of a topic: the next record begins another one."""
+    topic = context.get_topic()
+    await context.service.run_blocking(topic.seal)
+    return context.json(responses.Sealed(topic.name))
 
 
 _rewrite_decoder = api_types.json_decoder(api_types.Rewrite)
@@ -230,12 +253,7 @@ async def rewrite_topic(context: RequestContext) -> Response:
     force = context.decode_body(_rewrite_decoder, default=api_types.Rewrite()).force
     topic = context.get_topic()
     done = await context.service.run_long(lambda: topic.rewrite(force=force))
-    files = [
-        responses.RewrittenSegment(
-            file.base, file.generation, file.records_removed, file.bytes_before, file.bytes_after
-        )
-        for file in done.files
-    ]
+    files = [responses.RewrittenSegment(**file._asdict()) for file in done.files]
     skipped = [responses.SkippedSegment(*each) for each in done.skipped]
     return context.json(responses.Rewritten(topic.name, files, skipped, done.bytes_reclaimed))
 
@@ -269,6 +287,7 @@ _READ_AHEAD_BELOW_BYTES: Final = 64 << 10
         integer_param("from_seq", "The last seq that the reader has; 0 before the first.", 0),
         Parameter("to_seq", COUNT, "The last seq to send. Default: the head when the stream starts."),
         integer_param("limit", "The most records to send; 0: all.", 0),
+        integer_param("bytes_max", "About how many bytes of records to send; 0: all.", 0),
         Parameter(
             "node",
             {"type": "array", "items": STRING},
@@ -300,7 +319,9 @@ async def read_records(context: RequestContext) -> Stream:
     to_seq = None if query.text("to_seq") is None else clamp_seq(query.number("to_seq", SEQ_MAX))
     limit = query.number("limit", 0) or SEQ_MAX
     nodes, show = _excluded_nodes(context.request.query), _shown_fields(context)
-    start_scan = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=wants_strong_read(context))
+    bytes_max = query.number("bytes_max", 0) or SEQ_MAX
+    strong = wants_strong_read(context)
+    start_scan = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, bytes_max=bytes_max, strong=strong)
     scan = await service.run_blocking(start_scan)
     if kind == ARROW:
         metadata = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap_json(scan)}

@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 from msgspec import UNSET
 
 from tidelog import api_types
@@ -16,8 +17,8 @@ from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
 from tidelog.server.handlers.topics import config_json
-from tidelog.server.openapi import STRING, Parameter, integer_param, operation
-from tidelog.server.request import RequestContext
+from tidelog.server.openapi import STRING, Parameter, binary_schema, integer_param, operation
+from tidelog.server.request import ARROW, RequestContext
 
 _simulate_decoder = api_types.json_decoder(api_types.SimulateRetention)
 _encode: Final = msgspec.json.Encoder().encode
@@ -31,8 +32,16 @@ _encode: Final = msgspec.json.Encoder().encode
         Parameter("prefix", STRING, "Only keys that begin so. A page may then have few rows and not be the last."),
         integer_param("limit", "", READ_LIMIT, minimum=1, maximum=READ_LIMIT_MAX),
         Parameter("after", STRING, "next_after of the page before."),
+        Parameter(
+            "format", {"enum": ["json", "arrow"]}, "arrow: a larger page of columns; key and limit do not apply."
+        ),
     ),
     errors=("invalid_request", "topic_not_found"),
+    response_content={
+        ARROW.decode(): binary_schema(
+            "Columns key, seq, ts, node, tag, meta, data, json. The schema's metadata has next_after if there is more."
+        )
+    },
 )
 async def read_latest(context: RequestContext) -> Response:
     """Read the newest record of each key of a topic with compaction.
@@ -44,6 +53,12 @@ async def read_latest(context: RequestContext) -> Response:
     topic_operations(topic).record_access()
     key, prefix, after = query.text("key"), query.text("prefix") or "", query.text("after")
     limit = min(max(query.number("limit", READ_LIMIT), 1), READ_LIMIT_MAX)
+    if query.text("format") == "arrow":
+        table, next_after = await context.service.run_read(
+            topic, 0, lambda: topic.latest(prefix=prefix).arrow_page(after)
+        )
+        context.service.metrics.count_read(topic.name, len(table), gap=False)
+        return Response(200, _encode_arrow(table, next_after), ARROW)
     page = await context.service.run_read(topic, 0, lambda: _read_page(topic, key, prefix, limit, after))
     rows = [_row(*row) for row in page.records]
     context.service.metrics.count_read(topic.name, len(rows), gap=False)
@@ -56,6 +71,14 @@ def _read_page(topic: Topic, key: str | None, prefix: str, limit: int, after: st
         return table.page(limit, after, bytes_max=READ_BYTES)
     record = table.get(key)
     return LatestPage([] if record is None else [LatestRecord(key, record)], None)
+
+
+def _encode_arrow(table: pa.Table, next_after: str | None) -> bytes:
+    metadata = None if next_after is None else {"next_after": next_after}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema.with_metadata(metadata)) as writer:
+        writer.write_table(table.replace_schema_metadata(metadata))
+    return bytes(sink.getvalue())
 
 
 def _row(key: str, record: Record) -> responses.LatestRow:

@@ -126,7 +126,10 @@ async def _queue_counts(context: RequestContext, topic: Topic) -> QueueCounts:
 @operation(
     "getTopic",
     response=responses.Topic,
-    params=(flag_param("touch", True, "Count this request as an access."),),
+    params=(
+        flag_param("touch", True, "Count this request as an access."),
+        flag_param("details", False, "Send id, epoch and evict_floor as well."),
+    ),
     errors=("topic_not_found",),
 )
 async def describe_topic(context: RequestContext) -> Response:
@@ -136,6 +139,7 @@ async def describe_topic(context: RequestContext) -> Response:
         topic_operations(topic).record_access()
     state = await topic_state(context.service, topic)
     is_queue = state.config.type == "queue"
+    details = (state.id, state.epoch, state.evict_floor) if context.query.flag("details", False) else ()
     return context.json(
         responses.Topic(
             state.topic,
@@ -150,6 +154,7 @@ async def describe_topic(context: RequestContext) -> Response:
             state.last_write_ms,
             state.last_read_ms,
             responses.QueueDepth(*await _queue_counts(context, topic)) if is_queue else UNSET,
+            *details,
         )
     )
 
@@ -169,7 +174,11 @@ def parse_paging(query: QueryParams) -> tuple[str, int]:
 @operation(
     "listTopics",
     response=responses.TopicList,
-    params=(*PAGING_PARAMS, flag_param("touch", False, "Count this request as an access.")),
+    params=(
+        *PAGING_PARAMS,
+        flag_param("touch", False, "Count this request as an access."),
+        flag_param("details", False, "Send the config and the other fields of a topic as well."),
+    ),
     errors=("invalid_request",),
 )
 async def list_topics(context: RequestContext) -> Response:
@@ -177,13 +186,13 @@ async def list_topics(context: RequestContext) -> Response:
     service, query = context.service, context.query
     after, size = parse_paging(query)
     prefix, touch = query.text("prefix") or "", query.flag("touch", False)
-    engine, owns = service.engine, context.principal.may_use_name
-    rows, more = await service.run_blocking(lambda: _topic_rows(engine, prefix, after, size, owns, touch))
+    engine, owns, details = service.engine, context.principal.may_use_name, query.flag("details", False)
+    rows, more = await service.run_blocking(lambda: _topic_rows(engine, prefix, after, size, owns, touch, details))
     return context.json(responses.TopicList(rows, api_types.encode_page_cursor(rows[-1].topic) if more else UNSET))
 
 
 def _topic_rows(
-    engine: Engine, prefix: str, after: str, size: int, owns: Callable[[str], bool], touch: bool
+    engine: Engine, prefix: str, after: str, size: int, owns: Callable[[str], bool], touch: bool, details: bool
 ) -> tuple[list[responses.TopicRow], bool]:
     names = list(islice((name for name in engine.iter_names(prefix, after) if owns(name)), size + 1))
     rows = []
@@ -193,17 +202,20 @@ def _topic_rows(
         state = engine.topic_info(name)
         if state is None:
             continue  # dropped meanwhile
-        rows.append(
-            responses.TopicRow(
-                name,
-                state.head_seq,
-                state.earliest_seq,
-                state.count,
-                state.bytes,
-                state.config.durable,
-                state.effective_priority,
-            )
+        row = responses.TopicRow(
+            name,
+            state.head_seq,
+            state.earliest_seq,
+            state.count,
+            state.bytes,
+            state.config.durable,
+            state.effective_priority,
         )
+        if details:
+            row.id, row.epoch, row.evict_floor = state.id, state.epoch, state.evict_floor
+            row.last_write_ts, row.last_read_ts = state.last_write_ms, state.last_read_ms
+            row.config = config_json(state.config)
+        rows.append(row)
     return rows, len(names) > size and bool(rows)
 
 
@@ -241,14 +253,18 @@ _GAP_PARAMS: Final = (
 
 
 @operation(
-    "listTopicGaps", response=responses.TopicGaps, params=_GAP_PARAMS, errors=("invalid_request", "topic_not_found")
+    "listTopicGaps",
+    response=responses.TopicGaps,
+    params=(*_GAP_PARAMS, flag_param("current", False, "Not those of a dropped topic of the same name.")),
+    errors=("invalid_request", "topic_not_found"),
 )
 async def list_topic_gaps(context: RequestContext) -> Response:
     """List the records removed from a topic, and why.
 
     Also for a topic that was dropped.
     """
-    rows, next_cursor = await _gap_rows(context, context.topic)
+    topic_id = context.get_topic().id if context.query.flag("current", False) else None
+    rows, next_cursor = await _gap_rows(context, context.topic, topic_id)
     if not rows and context.query.text("cursor") is None:
         context.get_topic()
     return context.json(responses.TopicGaps(context.topic, rows, next_cursor))
@@ -260,7 +276,9 @@ async def list_gaps(context: RequestContext) -> Response:
     return context.json(responses.GapList(*await _gap_rows(context, None)))
 
 
-async def _gap_rows(context: RequestContext, topic: str | None) -> tuple[list[responses.GapRow], str | UnsetType]:
+async def _gap_rows(
+    context: RequestContext, topic: str | None, topic_id: int | None = None
+) -> tuple[list[responses.GapRow], str | UnsetType]:
     """Rows of one page, and the cursor of the next one."""
     service, query, owns = context.service, context.query, context.principal.may_use_name
     engine, after_seq = service.engine, _decode_gap_cursor(query.text("cursor"))
@@ -271,7 +289,8 @@ async def _gap_rows(context: RequestContext, topic: str | None) -> tuple[list[re
         # The limit applies before the key's names: the cost of a page depends on its rows, not on the key.
         page = engine.gaps(topic, from_ms, limit, after_seq=after_seq)
         last = page[-1].seq if len(page) == limit else 0
-        return GapEntries(row for row in page if owns(row.topic)), last or None
+        shown = GapEntries(row for row in page if owns(row.topic) and topic_id in (None, row.topic_id))
+        return shown, last or None
 
     page, last = await service.run_blocking(work)
     rows = [responses.GapRow(*row) for row in page]
@@ -356,6 +375,7 @@ async def get_router(context: RequestContext) -> Response:
         *PAGING_PARAMS,
         Parameter("source", TOPIC_NAME, "Only routers from this topic."),
         Parameter("dest", TOPIC_NAME, "Only routers to this topic."),
+        flag_param("details", False, "Send the other options as well."),
     ),
     errors=("invalid_request",),
 )
@@ -373,6 +393,13 @@ async def list_routers(context: RequestContext) -> Response:
         responses.RouterRow(state.router, state.source, state.dest, state.guarantee, state.forwarded_total)
         for state in allowed[:size]
     ]
+    for row, state in zip(rows, allowed, strict=False) if query.flag("details", False) else ():
+        row.preserve_node, row.preserve_tag, row.allow_cycle = (
+            state.preserve_node,
+            state.preserve_tag,
+            state.allow_cycle,
+        )
+        row.filter = None if state.filter is None else list(state.filter)
     next_cursor = api_types.encode_page_cursor(rows[-1].router) if len(allowed) > size else UNSET
     return context.json(responses.RouterList(rows, next_cursor))
 
@@ -432,10 +459,16 @@ async def list_groups(context: RequestContext) -> Response:
     return context.json(responses.GroupList(context.topic, groups))
 
 
-@operation("getGroup", response=responses.GroupShown, errors=("topic_not_found", "group_not_found"))
+@operation(
+    "getGroup",
+    response=responses.GroupShown,
+    params=(flag_param("missing", False, "Describe a group that does not exist: it is at 0 and was never committed."),),
+    errors=("topic_not_found", "group_not_found"),
+)
 async def get_group(context: RequestContext) -> Response:
     """Read a group's position and lag."""
-    group = _existing_group(context.get_topic(), context.path_names[1])
+    topic, name = context.get_topic(), context.path_names[1]
+    group = topic.group(name) if context.query.flag("missing", False) else _existing_group(topic, name)
     state = await context.service.run_blocking(group.state)
     return context.json(responses.GroupShown(topic=context.topic, **_group_fields(state)))
 
@@ -458,7 +491,7 @@ async def put_group(context: RequestContext) -> Response:
 
     def work() -> tuple[bool, GroupState]:
         created = group.begin(_resolve_position(body.from_), hold_bytes=body.hold_bytes)  # type: ignore[arg-type]
-        if not created:
+        if not created and not body.keep:
             group.hold(body.hold_bytes)
         return created, group.state()
 
@@ -482,7 +515,11 @@ async def commit_group(context: RequestContext) -> Response:
     body = context.decode_body(_commit_decoder)
     group = context.get_topic().group(context.path_names[1])
     expect = None if body.expect is None else clamp_seq(body.expect)
-    position = await context.service.run_blocking(lambda: group.commit(clamp_seq(body.seq), expect=expect))
+    seq = clamp_seq(body.seq)
+    if body.preview:
+        preview = await context.service.run_blocking(lambda: group.would_commit(seq, expect=expect))
+        return context.json(responses.GroupCommitted(context.topic, group.name, preview.from_))
+    position = await context.service.run_blocking(lambda: group.commit(seq, expect=expect))
     return context.json(responses.GroupCommitted(context.topic, group.name, position))
 
 
@@ -509,7 +546,8 @@ def fetch_group(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, An
 async def reset_group(context: RequestContext) -> Response:
     """Move a group to any position, or preview the move."""
     body = context.decode_body(_reset_decoder)
-    group = _existing_group(context.get_topic(), context.path_names[1])
+    topic, name = context.get_topic(), context.path_names[1]
+    group = topic.group(name) if body.create else _existing_group(topic, name)
     to: Any = _resolve_position(body.to)
 
     def work() -> responses.GroupReset:

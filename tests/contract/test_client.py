@@ -1,0 +1,210 @@
+"""What a client of a server does beside the contract of `tidelog.protocols`: connecting, retries, and errors."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from tests.contract.conftest import KEY
+from tests.contract_http.server import Server
+
+import tidelog
+from tidelog import errors
+from tidelog.client import Client, RemoteDatabase
+from tidelog.client.core import Request, ServerUnreachable
+
+PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+Name = Callable[..., str]
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while content := source.recv(1 << 20):
+            target.sendall(content)
+        target.shutdown(socket.SHUT_WR)
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """Read a request with its body."""
+    content = b""
+    while b"\r\n\r\n" not in content:
+        content += connection.recv(1 << 16)
+    head, _, body = content.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: (\d+)", head)
+    while found is not None and len(body) < int(found[1]):
+        body += connection.recv(1 << 16)
+    return head + body
+
+
+@contextmanager
+def proxy(port: int, replies_lost: int) -> Iterator[str]:
+    """A server in front of a server that loses the first responses: the requests are executed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = [replies_lost]
+
+        def relay(client: socket.socket) -> None:
+            with client, socket.create_connection(("127.0.0.1", port)) as server:
+                forward = Thread(target=copy, args=(client, server), daemon=True)
+                forward.start()
+                while reply := server.recv(1 << 20):
+                    if left[0]:
+                        left[0] -= 1
+                        break
+                    client.sendall(reply)
+                client.shutdown(socket.SHUT_RDWR)
+                forward.join()
+
+        def accept() -> None:
+            while True:
+                try:
+                    Thread(target=relay, args=(listener.accept()[0],), daemon=True).start()
+                except OSError:
+                    return
+
+        thread = Thread(target=accept)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_the_page_of_the_client_runs(contract_server: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        text = (
+            block.replace("http://127.0.0.1:4000", contract_server)
+            .replace("s3cret", KEY)
+            .replace("timeout=5", "timeout=0")
+        )
+        exec(compile(text, str(PAGE), "exec", dont_inherit=True), namespace)
+    assert len(blocks) >= 2
+
+
+def test_an_address_that_does_not_answer_raises_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    with pytest.raises(ServerUnreachable, match="cannot be reached") as found:
+        tidelog.connect(f"http://127.0.0.1:{free}")
+    assert found.value.written is False
+    for url in ("ftp://host", "http://", "http://host:99999"):
+        with pytest.raises(errors.BadInput, match="write http://host:port"):
+            tidelog.connect(url)
+    for bad in ({"timeout_s": 0}, {"timeout_s": "5"}, {"retry_s": -1}, {"key": "a\nb"}):
+        with pytest.raises(errors.BadInput):
+            tidelog.connect("http://127.0.0.1:1", **bad)
+
+
+def test_a_missing_and_a_wrong_key_are_told_apart(contract_server: str) -> None:
+    with pytest.raises(errors.Unauthorized, match="needs a key and none was given"):
+        tidelog.connect(contract_server)
+    with pytest.raises(errors.Unauthorized, match="does not know this key"):
+        tidelog.connect(contract_server, key="wrong")
+
+
+def test_a_server_without_an_operation_is_of_another_version(contract_server: str) -> None:
+    with Client(contract_server, key=KEY) as client:
+        with pytest.raises(errors.Unsupported, match="another version"):
+            client.get("/v0/none")
+        with pytest.raises(errors.Unsupported, match="another version"):
+            client.post("/v0/topics", {})
+
+
+def test_something_else_that_answers_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        thread = Thread(target=answer)
+        thread.start()
+        with pytest.raises(errors.Unavailable, match="no Tidelog server"):
+            tidelog.connect(f"http://127.0.0.1:{other.getsockname()[1]}")
+        thread.join()
+
+
+def test_a_write_whose_response_was_lost_is_written_once(contract_server: str, name: Name) -> None:
+    with proxy(port_of(contract_server), 1) as url:
+        database = RemoteDatabase(Client(url, key=KEY, retry_ms=30_000))
+        with tidelog.connect(contract_server, key=KEY) as direct:
+            direct.topic(name())
+            topic = database.topic(name(), create=False)
+            done = topic.append(["once", "twice"])
+            assert (done.seqs, done.deduped) == (range(1, 3), False)
+            assert [record.data for record in topic.read().records] == ["once", "twice"]
+        database.close()
+
+
+def test_a_request_that_may_not_be_repeated_is_in_doubt(contract_server: str, name: Name) -> None:
+    with tidelog.connect(contract_server, key=KEY) as direct:
+        direct.topic(name())
+        with proxy(port_of(contract_server), 1) as url, Client(url, key=KEY, retry_ms=30_000) as client:
+            with pytest.raises(errors.InDoubt) as found:
+                RemoteDatabase(client).topic(name(), create=False).append_stream([b"x"])
+            assert found.value.written is None
+
+
+def test_a_pause_is_as_long_as_the_server_asks() -> None:
+    refusal = b'{"error":{"code":"throttled","message":"later"}}'
+    replies = [
+        b"HTTP/1.1 429 -\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n%b" % (len(refusal), refusal),
+        b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}',
+    ]
+    pauses: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                for reply in replies:
+                    read_request(connection)
+                    connection.sendall(reply)
+
+        thread = Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, retry_ms=60_000, pause=pauses.append) as client:
+            assert client.post("/v0/topics/x", {}) == {"a": 1}
+        thread.join()
+    assert pauses == [7.0]
+
+
+def test_follow_goes_on_after_a_restart(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    args = ("--data", str(tmp_path / "data"), "--port", str(port), "--port-file", str(tmp_path / "port.txt"))
+    with Server(tmp_path, *args).start() as server, tidelog.connect(f"http://127.0.0.1:{port}") as database:
+        topic = database.topic("orders", durability="fsync")
+        topic.append([1, 2])
+        follower = topic.follow(timeout=60)
+        assert [next(follower), next(follower)] == list(topic.read().records)
+        server.stop()
+        starting = Thread(target=server.start)
+        starting.start()
+        topic.append(3)
+        found = next(follower)
+        starting.join()
+        assert isinstance(found, tidelog.Record)
+        assert (found.seq, found.data) == (3, 3)
+
+
+def test_calls_are_generators_without_io() -> None:
+    from tidelog.client.topic_calls import TopicCalls
+
+    call = TopicCalls("orders").append({"a": 1}, key="k")
+    request = next(call)
+    assert isinstance(request, Request)
+    assert (request.method, request.path, request.retry_safe) == ("POST", "/v0/topics/orders", True)
+    assert request.body == b'{"records":[{"data":{"a":1}}],"idempotency_key":"k","create":false}'
