@@ -463,6 +463,7 @@ EXCUSES = (
     Excuse("server/push/topic_stream.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/sink_backends.py", "a wait", "queries that write into one directory take turns"),
     Excuse("client/http.py", "a wait", "a server that is away is asked again after a pause"),
+    Excuse("engine/queues/worker_options.py", "chance", "jobs that failed together are not delivered together again"),
     Excuse("client/core.py", "chance", "tasks that lost the server together do not come back together"),
     Excuse("client/topic_calls.py", "chance", "the key of a write must not be that of another client's write"),
     Excuse("client/events.py", "a wait", "a caller waits for the next event of a stream, as long as it says"),

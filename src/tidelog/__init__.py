@@ -15,6 +15,7 @@ from tidelog.channels import Channel, ChannelLimits
 from tidelog.client import connect
 from tidelog.database import Database, open
 from tidelog.engine import Gap, GapEntry, Group, GroupBatch, Job, LargeData, Queue, Record, Topic, Worker, timestamp_ms
+from tidelog.engine.queues import RejectJob, RetryJob, backoff, cron, every
 from tidelog.errors import Error
 from tidelog.version import __version__
 
@@ -31,10 +32,15 @@ __all__ = [
     "LargeData",
     "Queue",
     "Record",
+    "RejectJob",
+    "RetryJob",
     "Topic",
     "Worker",
     "__version__",
+    "backoff",
     "connect",
+    "cron",
+    "every",
     "open",
     "timestamp_ms",
 ]

@@ -436,11 +436,26 @@ class Ack(Struct, kw_only=True):
         check_u64(max(self.seqs, default=0))
 
 
+class JobError(Struct):
+    """Why a job failed; a dead letter has it in its meta."""
+
+    message: str = ""
+    type: str = ""
+
+
 class Nack(Ack, kw_only=True):
     delay_ms: Annotated[U64, described("How long the jobs cannot be claimed.", maximum=DELAY_MS_MAX)] = 0
+    error: JobError | None = None
 
     def __post_init__(self) -> None:
         check_u64(self.delay_ms, max(self.seqs, default=0))
+
+
+class Reject(Ack, kw_only=True):
+    error: JobError | None = None
+
+    def __post_init__(self) -> None:
+        check_u64(max(self.seqs, default=0))
 
 
 class Extend(Ack, kw_only=True):

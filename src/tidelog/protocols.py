@@ -19,9 +19,9 @@ does. Only what both have is here: listeners, `append_nowait` and `tick` need th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, overload
+from typing import Any, Protocol, Self, Unpack, overload
 
 import pyarrow as pa
 
@@ -56,6 +56,8 @@ from tidelog.engine.groups import ResetTarget
 from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.queues import AckResult, ExtendResult
 from tidelog.engine.queues.queue import JobsOrSeqs
+from tidelog.engine.queues.worker import Worker
+from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.routing.router import Guarantee, RouterState
@@ -298,8 +300,22 @@ class Queue(Protocol):
     def work(
         self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
     ) -> Iterator[Job]: ...
+    def worker(self, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], Worker]: ...
+    @property
+    def lease_ms(self) -> int: ...
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> AckResult: ...
-    def nack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, delay_ms: int = 0) -> AckResult: ...
+    def nack(
+        self,
+        node: str,
+        seqs: JobsOrSeqs,
+        lease_ids: Ids = None,
+        delay_ms: int = 0,
+        *,
+        error: BaseException | str | None = None,
+    ) -> AckResult: ...
+    def reject(
+        self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, error: BaseException | str | None = None
+    ) -> AckResult: ...
     def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> ExtendResult: ...
     def counts(self) -> QueueCounts: ...
     def history(self) -> History: ...

@@ -360,7 +360,9 @@ def test_a_worker_of_a_remote_queue_counts_what_it_did(server: Server, is_async:
         client.put("/v0/topics/worked", {"type": "queue"})
         queue.put([1, 2, 3])
         function = handle_later if is_async else handle
-        with tidelog.Worker(queue, function, node="w", concurrency=2, lease_ms=300, backoff_ms=0, poll_ms=1) as worker:
+        with tidelog.Worker(
+            queue, function, node="w", concurrency=2, lease_ms=300, retries=tidelog.backoff(0), poll_ms=1
+        ) as worker:
             assert worker.wait(4, 60)
         assert worker.stats == (3, 1, 0)
         assert sorted(seen) == [1, 2, 3, 3]

@@ -35,6 +35,7 @@ from tidelog.cli import (
     serve,
     tier,
     topic,
+    worker,
 )
 from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
@@ -45,7 +46,7 @@ EXIT_OK, EXIT_DAMAGE, EXIT_REFUSED, EXIT_BUG, EXIT_INTERRUPTED, EXIT_NO_READER =
 _COMMANDS = {
     "topic": topic.add,
     "queue": queue.add,
-    "worker": queue.add_worker,
+    "worker": worker.add_worker,
     "group": group.add,
     "gaps": group.add_gaps,
     "retention": retention.add,
@@ -82,7 +83,7 @@ def build_parser(command: str | None = None) -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Exits only on a bad command line and on --help."""
-    argv, words = queue.split_command(sys.argv[1:] if argv is None else argv)
+    argv, words = worker.split_command(sys.argv[1:] if argv is None else argv)
     argv = erase.complete_command(argv)
     args = build_parser(argv[0] if argv and argv[0] in _COMMANDS else None).parse_args(argv)
     args.words = words

@@ -4,26 +4,14 @@
     tidelog queue … QUEUE --server URL      the server is the writer, and the command a client
 
 A command uses a `Database` or a `RemoteDatabase`, which have the same methods.
-
-`tidelog worker`: run a command for every job of a queue.
-
-    claim ──► the job as JSON on the command's standard input ──► exit 0: ack
-                                                              └─► else:   nack, later each time
-
-After the first Ctrl-C or SIGTERM running commands finish and other jobs are given back; the second ends them. Commands
-run in sessions of their own, so a Ctrl-C at the terminal does not reach them.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from threading import Lock
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -39,20 +27,17 @@ from tidelog.cli.command import (
     parse_count,
     parse_moment_us,
     parse_positive,
-    parse_seconds,
     parse_seqs,
-    stop_event,
 )
 from tidelog.cli.log import read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, plural
 from tidelog.cli.target import open_target
 from tidelog.cli.topic import parse_json_lines
 from tidelog.client import RemoteQueue
-from tidelog.clock import SystemClock
 from tidelog.engine import EngineConfig
-from tidelog.engine.queues import AckResult, Job, Queue, Worker, parse_lease_token
+from tidelog.engine.queues import AckResult, Job, Queue, parse_lease_token
 from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
-from tidelog.errors import BadInput, Error, NotFound
+from tidelog.errors import BadInput
 
 
 def queue_name(args: Namespace) -> str:
@@ -478,167 +463,3 @@ def _add_history(subcommands: Commands) -> None:
     parser.add_argument("--match", metavar="TAG", help="records with this tag; with a * at its end, that begin so")
     parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
     parser.add_argument("--rate", type=parse_positive, metavar="N", help="this many a second at most")
-
-
-_POLL_S: Final = 0.1
-_LEASE_MS_DEFAULT: Final = 30_000
-
-
-def add_worker(commands: Commands) -> None:
-    """Add `worker` to the command line."""
-    parser = add_command(
-        commands,
-        "worker",
-        run_worker,
-        summary="run a command for every job of a queue",
-        description="Run a command for every job. It gets the job as JSON on standard input (seq, deliveries, data, "
-        "tag,\n"
-        "meta); exit code 0 acks the job, any other gives it back, to be tried again after one second, two, four\n"
-        "… up to a minute. Leases are extended while a command runs. In a DIR this process is the only one that\n"
-        "writes; to put jobs meanwhile, or to work from several machines, use a server.\n"
-        "Ctrl-C or SIGTERM: running commands finish, other jobs are given back. Twice: commands are ended too.",
-        examples="tidelog worker data jobs --once -- cat\n"
-        "tidelog worker mail --server http://127.0.0.1:4000 --concurrency 4 -- ./send.sh --fast",
-    )
-    add_target(parser)
-    parser.usage = "tidelog worker [-h] [options] [DIR] QUEUE -- COMMAND ..."
-    parser.add_argument("--concurrency", type=parse_positive, default=1, metavar="N", help="commands at a time (1)")
-    parser.add_argument(
-        "--lease",
-        type=parse_age_ms,
-        dest="lease_ms",
-        default=_LEASE_MS_DEFAULT,
-        metavar="AGE",
-        help="how long a lease is (30s)",
-    )
-    parser.add_argument(
-        "--node", default=f"worker@{platform.node() or 'here'}"[:128], help="the node that holds the leases"
-    )
-    parser.add_argument("--once", action="store_true", help="end when there is nothing left to claim")
-    parser.add_argument(
-        "--idle", type=parse_seconds, metavar="S", help="end when there was nothing to do for so many seconds"
-    )
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into its own arguments and the words after `--`, the command of a worker."""
-    arguments = list(argv)
-    if arguments[:1] != ["worker"] or "--" not in arguments:
-        return arguments, []
-    separator = arguments.index("--")
-    return arguments[:separator], arguments[separator + 1 :]
-
-
-def run_worker(args: Namespace, screen: Screen) -> int:
-    """Work until a signal, or until there is nothing to do."""
-    name, words = queue_name(args), args.words
-    if not words:
-        raise BadInput("the command comes after --, as in: tidelog worker data jobs -- cat; nothing was done")
-    idle_s = 0.0 if args.once else args.idle
-    with open_target(args, screen, write=True) as database:
-        source = WatchedQueue(database.queue(name, create=False))
-        programs = JobCommands(words, screen)
-        worker = Worker(
-            source,
-            programs.run,
-            node=args.node,
-            concurrency=args.concurrency,
-            lease_ms=args.lease_ms,
-            on_error=programs.on_failure,
-        )
-        with screen.progress_bar(f"working on {name}") as bar, stop_event(programs.terminate) as stopping, worker:
-            while not stopping.wait(_POLL_S):
-                bar(worker.stats.done, None)
-                if programs.start_error is not None or _is_fatal(worker.last_error):
-                    break
-                if idle_s is not None and source.idle_s(worker.running) >= idle_s:
-                    break
-            if stopping.is_set() and worker.running:
-                screen.print_note(f"finishing {plural(worker.running, 'job')}; once more ends them")
-    if programs.start_error is not None:
-        raise NotFound(
-            f"{words[0]} cannot be run ({programs.start_error}); its jobs were given back, check the command"
-        )
-    if worker.last_error is not None and _is_fatal(worker.last_error):
-        raise worker.last_error
-    done, failed, lost = worker.stats
-    screen.print_result(
-        {"queue": name, "done": done, "failed": failed, "lost": lost},
-        f"{plural(done, 'job')} done, {failed:,} failed"
-        + (f", {lost:,} done too late: others may have had them" if lost else ""),
-    )
-    return 0
-
-
-def _is_fatal(error: Error | None) -> bool:
-    """Whether a retry cannot help."""
-    return error is not None and not error.retryable
-
-
-class WatchedQueue:
-    """The queue of a worker, which remembers when it last had a job."""
-
-    def __init__(self, queue: Queue | RemoteQueue) -> None:
-        queue.counts()  # raises at once for a missing queue
-        self._queue = queue
-        self.ack, self.nack, self.extend = queue.ack, queue.nack, queue.extend
-        self._clock = SystemClock()
-        self._last_busy_ms = self._clock.monotonic_ms()
-        self._was_empty = False  # the last claim found nothing
-
-    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]:
-        jobs = self._queue.claim(node, most, lease_ms)
-        self._was_empty = not jobs
-        if jobs:
-            self._last_busy_ms = self._clock.monotonic_ms()
-        return jobs
-
-    def idle_s(self, running: int) -> float:
-        """Return how long there was nothing to do; negative while there is."""
-        if running or not self._was_empty:
-            self._last_busy_ms = self._clock.monotonic_ms()
-            return -1.0
-        return (self._clock.monotonic_ms() - self._last_busy_ms) / 1000
-
-
-class JobCommands:
-    """The running commands, one per job."""
-
-    def __init__(self, words: Sequence[str], screen: Screen) -> None:
-        self._words, self._screen = words, screen
-        self._lock = Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self.start_error: OSError | None = None  # why it cannot be run at all
-
-    def run(self, job: Job) -> None:
-        """Run the command for a job. Raises where it fails."""
-        try:
-            process = subprocess.Popen(self._words, stdin=subprocess.PIPE, start_new_session=True)
-        except OSError as error:
-            self.start_error = error
-            raise
-        with self._lock:
-            self._running.add(process)
-        try:
-            process.communicate(json.dumps(job_fields(job), ensure_ascii=False).encode() + b"\n")
-        finally:
-            with self._lock:
-                self._running.discard(process)
-        if process.returncode:
-            code = process.returncode
-            raise CommandFailed(f"exit code {code}" if code > 0 else f"signal {-code}")
-
-    def on_failure(self, job: Job, error: BaseException) -> None:
-        self._screen.print_note(f"job {job.seq}, delivery {job.deliveries}: {error}; it is tried again later")
-
-    def terminate(self) -> None:
-        """End the running commands."""
-        with self._lock:
-            running = list(self._running)
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.terminate()
-
-
-class CommandFailed(Exception):
-    """A command that failed."""

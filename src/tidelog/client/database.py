@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -51,6 +51,8 @@ from tidelog.engine import (
     TopicConfig,
 )
 from tidelog.engine.queues.history import History
+from tidelog.engine.queues.worker import Worker, worker_for
+from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
 
@@ -603,10 +605,18 @@ class RemoteQueue(RemoteObject[QueueCalls]):
     def name(self) -> str:
         return self._calls.name
 
+    @property
+    def lease_ms(self) -> int:
+        return self.topic.config.lease_ms
+
+    def worker(self, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], Worker]:
+        return worker_for(self, **options)
+
     put = blocking(QueueCalls.put)
     claim = blocking(QueueCalls.claim)
     ack = blocking(QueueCalls.ack)
     nack = blocking(QueueCalls.nack)
+    reject = blocking(QueueCalls.reject)
     extend = blocking(QueueCalls.extend)
     counts = blocking(QueueCalls.counts)
     redrive = blocking(QueueCalls.redrive)

@@ -15,6 +15,7 @@ from tidelog.client.wire import OpenRecord, encode_json, encode_records, parse_d
 from tidelog.engine import Appended, RedriveResult
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.queues import AckResult, ExtendResult, Job, QueueCounts
+from tidelog.engine.queues.dead_letter import describe_failure
 from tidelog.engine.queues.history import HISTORY_SCHEMA, rows_to_table
 from tidelog.engine.queues.jobs import PRIORITY_MAX, TIME_MS_MAX, lease_token, parse_lease_token
 from tidelog.engine.queues.queue import JobsOrSeqs, split_jobs
@@ -92,12 +93,26 @@ class QueueCalls:
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> Call[AckResult]:
         return (yield from self._settle("ack", "acked", node, seqs, lease_ids))
 
-    def nack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, delay_ms: int = 0) -> Call[AckResult]:
+    def nack(
+        self,
+        node: str,
+        seqs: JobsOrSeqs,
+        lease_ids: Ids = None,
+        delay_ms: int = 0,
+        *,
+        error: BaseException | str | None = None,
+    ) -> Call[AckResult]:
         check_int("delay_ms", delay_ms, 0, SEQ_MAX)
-        return (yield from self._settle("nack", "nacked", node, seqs, lease_ids, delay_ms=delay_ms))
+        more = {"delay_ms": delay_ms, "error": _error_fields(error)}
+        return (yield from self._settle("nack", "nacked", node, seqs, lease_ids, **more))
+
+    def reject(
+        self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, error: BaseException | str | None = None
+    ) -> Call[AckResult]:
+        return (yield from self._settle("reject", "rejected", node, seqs, lease_ids, error=_error_fields(error)))
 
     def _settle(
-        self, verb: str, done: str, node: str, jobs: JobsOrSeqs, lease_ids: Ids, **more: int
+        self, verb: str, done: str, node: str, jobs: JobsOrSeqs, lease_ids: Ids, **more: object
     ) -> Call[AckResult]:
         count, skipped = 0, list[int]()
         ready = in_flight = 0
@@ -147,6 +162,13 @@ class QueueCalls:
             tables.append(rows_to_table([msgspec.json.encode(step) for step in page]))
             from_seq = page[-1]["at"]
         return pa.concat_tables(tables)
+
+
+def _error_fields(error: BaseException | str | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    failure = describe_failure(error, 0)
+    return {"message": failure.error, "type": failure.error_type}
 
 
 def _parts_of(seqs: Sequence[int], lease_ids: Ids) -> list[dict[str, Any]]:

@@ -132,6 +132,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(records.seek_by_time, _READ)}),
     Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim_jobs, _READ_WRITE, fast_kind="claim")}),
     Route("/v0/topics/{topic}/ack", "topics", {"POST": Endpoint(queues.ack_jobs, _WRITE, fast_kind="ack")}),
+    Route("/v0/topics/{topic}/reject", "topics", {"POST": Endpoint(queues.reject_jobs, _WRITE)}),
     Route("/v0/topics/{topic}/nack", "topics", {"POST": Endpoint(queues.nack_jobs, _WRITE)}),
     Route("/v0/topics/{topic}/extend", "topics", {"POST": Endpoint(queues.extend_leases, _WRITE)}),
     Route("/v0/topics/{topic}/work", "topics", {"GET": Endpoint(sse.stream_jobs, _READ_WRITE, token_in_query=True)}),

@@ -762,6 +762,13 @@ class Nacked(TopicBody):
     in_flight: Count
 
 
+class Rejected(TopicBody):
+    rejected: Count
+    skipped: list[Count]
+    ready: Count
+    in_flight: Count
+
+
 class Extended(TopicBody):
     extended: Count
     skipped: list[Count]

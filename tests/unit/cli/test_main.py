@@ -13,8 +13,8 @@ import pytest
 import tidelog
 from tidelog.cli import log
 from tidelog.cli.main import build_parser, main
-from tidelog.cli.queue import split_command
 from tidelog.cli.render import Screen
+from tidelog.cli.worker import split_command
 from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
 LOG = (

@@ -7,7 +7,7 @@ queue_state   the state of one queue, guarded by the lock of its topic
 leases        the lease state machine, without I/O, and its durable form
 jobs          reading job records by seq; schedules in their meta; claim results
 history       the log of job events
-worker        runs a function for every job
+worker        runs a function for every job; worker_options: retries and errors; schedule: every, cron
 """
 
 from tidelog.engine.queues.claim import ClaimRequest, ClaimWindow, divide_jobs
@@ -23,10 +23,13 @@ from tidelog.engine.queues.jobs import (
     parse_lease_token,
 )
 from tidelog.engine.queues.queue import Queue
+from tidelog.engine.queues.schedule import cron, every
 from tidelog.engine.queues.worker import Worker
+from tidelog.engine.queues.worker_options import Backoff, RejectJob, RetryJob, backoff
 
 __all__ = [
     "AckResult",
+    "Backoff",
     "ClaimRequest",
     "ClaimResult",
     "ClaimWindow",
@@ -36,8 +39,13 @@ __all__ = [
     "Queue",
     "QueueCounts",
     "RedriveResult",
+    "RejectJob",
+    "RetryJob",
     "Worker",
+    "backoff",
+    "cron",
     "divide_jobs",
+    "every",
     "lease_token",
     "parse_lease_token",
 ]

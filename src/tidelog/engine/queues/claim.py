@@ -448,6 +448,8 @@ def submit_ack(state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids
 
         def apply_ack() -> None:
             state.leases.on_acked(selected.seqs)
+            for seq in selected.seqs if state.failures else ():
+                state.failures.pop(seq, None)
             state.history.add_lease_steps(now_ms, "acked", selected.leases)
             if selected.leases and not topic.is_dropped:
                 state.remove_known(lambda: delete.apply_delete(topic, body))
@@ -457,12 +459,15 @@ def submit_ack(state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids
 
 
 def submit_nack(
-    state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids, delay_ms: int
+    state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids, delay_ms: int, error: object = None
 ) -> CommitFuture[AckResult]:
     with state.topic.lock:
         now_ms = _refresh(state)
         ready_at_ms = min(now_ms + delay_ms, TIME_MS_MAX) if delay_ms else None
         selected = _select_leases(state, node, seqs, lease_ids)
+
+        if error is not None:
+            state.failures.update(dict.fromkeys(selected.seqs, dead_letter.describe_failure(error, now_ms)))
 
         def apply_nack() -> None:
             state.leases.on_released(selected.seqs, ready_at_ms)

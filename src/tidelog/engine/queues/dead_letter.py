@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from tidelog.engine import append, batch_encoder, delete, large_append
 from tidelog.engine.batch_encoder import Batch, check_int, from_json
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.queues.history import JobStep
-from tidelog.engine.queues.jobs import JobChunk, select_jobs
+from tidelog.engine.queues.jobs import AckResult, JobChunk, JobFailure, plan_reads, read_jobs, select_jobs
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState, get_queue_state
 from tidelog.engine.read import RecordChunk, TopicScan, chunk_records
 from tidelog.engine.results import Appended, Record
@@ -47,13 +47,22 @@ from tidelog.wal import CommitFuture
 DEAD_LETTER_FROM: Final = "$dead_letter_from"
 DEAD_LETTER_DELIVERIES: Final = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ: Final = "$dead_letter_src_seq"
-DEAD_LETTER_META_KEYS: Final = (DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ)
+ERROR: Final = "$error"
+ERROR_TYPE: Final = "$error_type"
+FAILED_AT: Final = "$failed_at"
+DEAD_LETTER_META_KEYS: Final = (
+    *(DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ),
+    *(ERROR, ERROR_TYPE, FAILED_AT),
+)
+ERROR_CHARS_MAX: Final = 500
+Ids: TypeAlias = Sequence[int | None] | None
 _log = logging.getLogger("tidelog.queues")
-_DEAD_LETTER_META_BYTES: Final = 1_024  # allowance for the three keys beside a meta of the maximum size
+_DEAD_LETTER_META_BYTES: Final = 8_192  # allowance for these keys beside a meta of the maximum size
 
 
-def move_to_dead_letter(state: QueueState, dead: Sequence[int], chunks: Sequence[JobChunk]) -> None:
-    """Move these pending jobs to the dead-letter topic; those that cannot be moved are claimable again."""
+def move_to_dead_letter(state: QueueState, dead: Sequence[int], chunks: Sequence[JobChunk]) -> Error | None:
+    """Move these pending jobs to the dead-letter topic; those that cannot be moved are what they were before. Returns
+    the error of these."""
     failure: Error | None = None
     try:
         moved: list[int] = []
@@ -72,6 +81,55 @@ def move_to_dead_letter(state: QueueState, dead: Sequence[int], chunks: Sequence
         with state.topic.lock:
             state.leases.on_settle_failed(dead)  # those that are still pending
     _report_failure(state, failure)
+    return failure
+
+
+def describe_failure(error: object, now_ms: int) -> JobFailure:
+    """What a dead letter says about the error of a worker: an exception, or a text."""
+    if isinstance(error, BaseException):
+        text, kind = str(error), type(error).__qualname__
+    elif isinstance(error, tuple):
+        text, kind = error
+    else:
+        text, kind = str(error), ""
+    # Lone surrogates, as in undecodable file names, cannot be stored.
+    text, kind = (each[:ERROR_CHARS_MAX].encode(errors="replace").decode() for each in (text, kind))
+    return JobFailure(text, kind, now_ms)
+
+
+def reject_jobs(state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids, error: object) -> AckResult:
+    """Move leased jobs to the dead-letter topic now, however often they were delivered. Blocks on the disk."""
+    topic = state.topic
+    with topic.lock:
+        topic.check_writable()
+        if topic.config.dead_letter is None:
+            raise BadInput(
+                f"{topic.name} has no dead_letter, so its jobs cannot be rejected; nothing was done, configure one or "
+                "ack the jobs"
+            )
+        now_ms = topic.context.now_ms()
+        state.refresh(now_ms)
+        leases, skipped = state.leases.begin_settle(seqs, node, lease_ids or [None] * len(seqs))
+        rejected = sorted(seq for seq, _ in leases)
+        if error is not None:
+            state.failures.update(dict.fromkeys(rejected, describe_failure(error, now_ms)))
+        plan = plan_reads(topic.index, rejected, state.read_ahead)
+    failure: Error | None = None
+    if rejected:
+        try:
+            chunks, _ = read_jobs(plan)
+        except BaseException:
+            with topic.lock:
+                state.leases.on_settle_failed(rejected)
+            raise
+        failure = move_to_dead_letter(state, rejected, select_jobs(chunks, rejected))
+        state.notify_listeners()
+    with topic.lock:
+        kept = [seq for seq in rejected if seq in state.leases.leased]
+        ready, in_flight, _ = state.counts()
+    if failure is not None and len(kept) == len(rejected):
+        raise failure
+    return AckResult(len(rejected) - len(kept), [*skipped, *kept], ready, in_flight)
 
 
 def _report_failure(state: QueueState, failure: Error | None) -> None:
@@ -146,8 +204,14 @@ def _append_copies(state: QueueState, chunk: JobChunk) -> None:
 
 def _encode_dead_letters(state: QueueState, chunk: JobChunk) -> Batch:
     rows, limits, most = chunk.rows, state.topic.context.limits, state.topic.config.max_deliveries
+    deliveries = state.leases.deliveries
     marks = [
-        {DEAD_LETTER_FROM: state.topic.name, DEAD_LETTER_DELIVERIES: str(most), DEAD_LETTER_SRC_SEQ: str(seq)}
+        {
+            DEAD_LETTER_FROM: state.topic.name,
+            DEAD_LETTER_DELIVERIES: str(min(deliveries.get(seq, most), most) if most else deliveries.get(seq, 0)),
+            DEAD_LETTER_SRC_SEQ: str(seq),
+            **_describe_error(state.failures.get(seq)),
+        }
         for seq in rows.seq.tolist()
     ]
     metas = [{**meta, **mark} for meta, mark in zip(_decode_metas(rows), marks, strict=True)]
@@ -167,6 +231,12 @@ def _encode_dead_letters(state: QueueState, chunk: JobChunk) -> Batch:
         decode_names(rows, rows.node),
         metas,
     )
+
+
+def _describe_error(failure: JobFailure | None) -> dict[str, str]:
+    if failure is None:
+        return {}
+    return {ERROR: failure.error, ERROR_TYPE: failure.error_type, FAILED_AT: str(failure.failed_ms)}
 
 
 def _decode_metas(rows: Rows) -> list[dict[str, Any]]:
@@ -217,6 +287,7 @@ def _on_moved_deleted(state: QueueState, seqs: list[int], body: control_frames.D
         return
     for seq in seqs:
         state.copied_dead_letters.pop(seq, None)
+        state.failures.pop(seq, None)
     pending = [seq for seq in seqs if seq in leases.pending]
     counts = [leases.deliveries.get(seq, 0) for seq in pending]
     leases.on_acked(seqs)

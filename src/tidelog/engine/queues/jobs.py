@@ -71,6 +71,14 @@ class Job(NamedTuple):
         return lease_token(self.lease_id)
 
 
+class JobFailure(NamedTuple):
+    """Why a delivery of a job failed, as its worker reported it."""
+
+    error: str
+    error_type: str
+    failed_ms: int
+
+
 class AckResult(NamedTuple):
     """The result of an ack or a nack, and the counts of the queue after it."""
 

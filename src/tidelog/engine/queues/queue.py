@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine import delete, retention
 from tidelog.engine.batch_encoder import check_int, is_utf8_text
-from tidelog.engine.queues import claim
+from tidelog.engine.queues import claim, dead_letter
 from tidelog.engine.queues.claim import BlockingClaimWindow, ClaimRequest, Ids
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult
 from tidelog.engine.queues.history import History
@@ -34,6 +34,8 @@ from tidelog.engine.queues.jobs import (
     add_schedule,
 )
 from tidelog.engine.queues.queue_state import QueueState
+from tidelog.engine.queues.worker import Worker, worker_for
+from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error
 from tidelog.formats.frame import SEQ_MAX
@@ -79,12 +81,18 @@ class QueueOperations:
         return claim.submit_ack(self._state, node, seqs, lease_ids)
 
     def submit_nack(
-        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0
+        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0, error: object = None
     ) -> CommitFuture[AckResult]:
         """Submit a `nack` without waiting for it."""
         self._check_arguments(node, seqs, lease_ids)
         check_int("delay_ms", delay_ms, 0, SEQ_MAX)
-        return claim.submit_nack(self._state, node, seqs, lease_ids, delay_ms)
+        return claim.submit_nack(self._state, node, seqs, lease_ids, delay_ms, error)
+
+    def reject(self, node: str, seqs: Sequence[int], lease_ids: Ids = None, error: object = None) -> AckResult:
+        """`Queue.reject` of seqs. Blocks on the disk."""
+        self._check_arguments(node, seqs, lease_ids)
+        delete.forward_before_delete(self._state.topic)
+        return dead_letter.reject_jobs(self._state, node, seqs, lease_ids, error)
 
     def submit_extend(
         self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: int
@@ -122,7 +130,7 @@ def operations_of(queue: Queue) -> QueueOperations:
     return queue._operations
 
 
-@defer_signals_in("ack", "nack", "extend", "counts")
+@defer_signals_in("ack", "nack", "reject", "extend", "counts")
 class Queue:
     """Jobs of a topic, claimed under leases. `Database.queue` returns one."""
 
@@ -227,6 +235,18 @@ class Queue:
             with suppress(Error):
                 self._operations.release_connection(request.connection)
 
+    def worker(self, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], Worker]:
+        """Make the decorated function the worker of this queue; the options are those of `tidelog.Worker`.
+
+        The worker runs between `start` and `stop`, in a `with` block, by `run`, or by `tidelog worker module:name`.
+        """
+        return worker_for(self, **options)
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a claim holds a job, unless it says otherwise."""
+        return self._topic_state.config.lease_ms
+
     # ── settle ────────────────────────────────────────────────────────────────────────────────
 
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> AckResult:
@@ -234,9 +254,25 @@ class Queue:
         given lease id, are skipped. `Job` objects in place of seqs carry their lease ids."""
         return self._operations.submit_ack(node, *split_jobs(seqs, lease_ids)).wait()
 
-    def nack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, delay_ms: int = 0) -> AckResult:
-        """Make unfinished jobs claimable again, at once or after `delay_ms`."""
-        return self._operations.submit_nack(node, *split_jobs(seqs, lease_ids), delay_ms=delay_ms).wait()
+    def nack(
+        self,
+        node: str,
+        seqs: JobsOrSeqs,
+        lease_ids: Ids = None,
+        delay_ms: int = 0,
+        *,
+        error: BaseException | str | None = None,
+    ) -> AckResult:
+        """Make unfinished jobs claimable again, at once or after `delay_ms`. `error`: why they failed; a dead letter
+        has the last one in its meta, as `$error`, `$error_type` and `$failed_at`."""
+        seqs, lease_ids = split_jobs(seqs, lease_ids)
+        return self._operations.submit_nack(node, seqs, lease_ids, delay_ms, error).wait()
+
+    def reject(
+        self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, error: BaseException | str | None = None
+    ) -> AckResult:
+        """Move jobs that no retry can save to the dead-letter topic now. Raises BadInput for a queue without one."""
+        return self._operations.reject(node, *split_jobs(seqs, lease_ids), error)
 
     def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> ExtendResult:
         """Extend the leases of these jobs to `lease_ms` from now."""

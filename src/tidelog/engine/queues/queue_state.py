@@ -18,7 +18,7 @@ from tidelog.engine.manifest import QueueRow
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.queues import jobs
 from tidelog.engine.queues.history import HistoryWriter
-from tidelog.engine.queues.jobs import QueueCounts, read_schedules
+from tidelog.engine.queues.jobs import JobFailure, QueueCounts, read_schedules
 from tidelog.engine.queues.leases import LeaseTable, QueueSnapshot, SweepResult, encode_queue_row
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Damaged, Error
@@ -74,6 +74,7 @@ class QueueState:
         # Jobs that were copied to the dead-letter topic (its id) and are not deleted here yet.
         self.copied_dead_letters: dict[int, int] = {}
         self.dead_letter_error: Error | None = None  # of the last move to the dead-letter topic
+        self.failures: dict[int, JobFailure] = {}  # why the last delivery of a job failed, by seq; not kept on disk
         self.history = HistoryWriter(topic)
         self.read_ahead = jobs.ReadAhead()
         self.claim_window: BlockingClaimWindow | None = None
@@ -108,8 +109,9 @@ class QueueState:
             is_removed = ~jobs.live_mask(index, tracked)
             removed: list[int] = np.array(tracked, np.int64)[is_removed].tolist()
             self.leases.forget(removed)
-            for seq in removed if self.copied_dead_letters else ():
+            for seq in removed:
                 self.copied_dead_letters.pop(seq, None)
+                self.failures.pop(seq, None)
             self._seen_removals = index.removal_count
             self.topic.mark_dirty()
         swept = self.leases.sweep(now_ms)

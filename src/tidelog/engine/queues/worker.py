@@ -1,34 +1,46 @@
-"""A worker: claims jobs, runs a function for each, and acks, nacks or extends them.
+"""A worker: claims jobs, runs a function for each, and acks, nacks, rejects or extends them.
 
     claim as many as there are free threads ──► function(job) ──► returned: ack
-                                                    │    └──────► raised:   nack, with a growing delay
+                                                    │    └──────► raised:   nack with a growing delay; after
+                                                    │                       `attempts` failures: reject, a dead letter
                                                     └ every third of the lease: extend all running jobs
 
 `stop` lets running jobs finish and extends their leases meanwhile; claimed jobs that did not start are nacked at once.
-The worker calls four methods of a queue, so a `RemoteQueue` of `tidelog.client` works as well.
+The worker calls a few methods of a queue, so a queue of `tidelog.connect` works as well.
 
-A coroutine function is run to its end by its own event loop in the thread of the job. A generator function is refused;
-a function that returns another awaitable or a generator fails the job, because nothing has run yet.
+Coroutine functions run on one event loop of the worker, in a thread of its own. A generator function is refused; a
+function that returns another awaitable or a generator fails the job, because nothing has run yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import isasyncgenfunction, isgeneratorfunction
+from datetime import timedelta
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from threading import Condition, Event, Lock, Thread
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, Self, Unpack, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
 from tidelog.engine.queues.jobs import Job
+from tidelog.engine.queues.schedule import Schedule
+from tidelog.engine.queues.worker_options import (
+    Backoff,
+    JobFunction,
+    Middleware,
+    RejectJob,
+    RetryJob,
+    WorkerOptions,
+    backoff,
+)
 from tidelog.errors import BadInput, Error, Refused
 
 _POLL_MS_DEFAULT: Final = 250
-_BACKOFF_DOUBLINGS_MAX: Final = 32
 _log = logging.getLogger("tidelog.worker")
 
 
@@ -38,11 +50,17 @@ class HasCount(Protocol):
 
 
 class JobSource(Protocol):
-    """A `Queue`, or a `RemoteQueue`, whose jobs have the same fields."""
+    """A queue of a directory or of a server."""
 
+    @property
+    def lease_ms(self) -> int: ...
+    def put(self, records: Any, /, *, meta: Any, key: str | None) -> object: ...
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Any]: ...
     def ack(self, node: str, seqs: Sequence[Any], /) -> HasCount: ...
-    def nack(self, node: str, seqs: Sequence[Any], /, *, delay_ms: int = 0) -> HasCount: ...
+    def nack(
+        self, node: str, seqs: Sequence[Any], /, *, delay_ms: int = 0, error: BaseException | str | None = None
+    ) -> HasCount: ...
+    def reject(self, node: str, seqs: Sequence[Any], /, *, error: BaseException | str | None = None) -> HasCount: ...
     def extend(self, node: str, seqs: Sequence[Any], /, *, lease_ms: int) -> HasCount: ...
 
 
@@ -56,58 +74,89 @@ class JobNotifier(Protocol):
 
 class WorkerStats(NamedTuple):
     done: int  # acked
-    failed: int  # the function raised
+    failed: int  # the function raised, or took longer than its time limit
     lost: int  # finished after the lease ended: another worker may have claimed it
 
 
+class _Running(NamedTuple):
+    job: Job
+    started_ms: int
+
+
 class Worker:
-    """Runs `function` for every job, `concurrency` at a time, until `stop` or the end of a `with` block."""
+    """Runs `function` for every job, `concurrency` at a time, until `stop` or the end of a `with` block. Calling the
+    worker calls its function, as in a test.
+
+    Args:
+        node: the name that holds the leases; by default that of the function with the id of the process.
+        lease_ms: how long a job stays leased if the worker dies; by default the queue's own.
+        retries: delays after failures; `backoff(attempts=5)` rejects a job that failed five times.
+        timeout: seconds that one job may take. A coroutine is cancelled. A plain function cannot be interrupted: its
+            job fails and goes back to the queue, and its thread stays busy until it returns.
+        middleware: functions around each job, the first one outermost; coroutine functions for a coroutine function.
+        schedule: `every(60)` or `cron("0 3 * * *")` puts a job with `schedule_data` when it is due, once for all
+            workers of a queue. Times at which no worker ran are skipped.
+        on_error: called as `on_error(job, error)` for a function that raised, in its thread.
+    """
 
     def __init__(
         self,
         source: JobSource,
-        function: Callable[[Job], Any],
+        function: JobFunction,
         *,
-        node: str,
+        node: str | None = None,
         concurrency: int = 1,
-        lease_ms: int = 30_000,
-        backoff_ms: int = 1_000,
-        backoff_ms_max: int = 60_000,
-        poll_ms: int = _POLL_MS_DEFAULT,
+        lease_ms: int | None = None,
+        retries: Backoff | None = None,
+        timeout: float | timedelta | None = None,
+        middleware: Sequence[Middleware] = (),
+        schedule: Schedule | None = None,
+        schedule_data: object = None,
         on_error: Callable[[Job, BaseException], object] | None = None,
+        poll_ms: int = _POLL_MS_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
-        """After the n-th failed delivery a job is delayed by `backoff_ms` times two to the n - 1, at most
-        `backoff_ms_max`. `on_error(job, error)` is called for a function that raised, in its thread. A coroutine
-        function is run by `asyncio.run`, with a loop for each job; objects shared by jobs must not belong to a loop."""
         for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
-        if not 0 <= backoff_ms <= backoff_ms_max:
-            raise BadInput(f"backoff_ms is {backoff_ms}, it must be from 0 to backoff_ms_max ({backoff_ms_max})")
-        if isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise BadInput(
-                f"{function!r:.200} is a generator function: calling it runs none of its code; nothing was started, "
-                "pass a function or a coroutine function"
-            )
-        self._source, self._function, self._node = source, function, node
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and not seconds > 0:
+            raise BadInput(f"timeout is {timeout}, it must be above 0; nothing was started")
+        for each in (function, *middleware):
+            _check_function(each, is_async=_is_async(function))
+        self.__name__ = getattr(function, "__name__", "jobs")
+        self.__doc__ = getattr(function, "__doc__", None) or type(self).__doc__
+        self._source, self._plain_function = source, function
+        self._function: JobFunction = function
+        for wrap in reversed(middleware):
+            self._function = partial(_call_middleware, wrap, self._function)
+        self._is_async = _is_async(function)
+        self._node = node if node is not None else f"{self.__name__[:64]}-{process.process_id()}"
         self._concurrency, self._lease_ms, self._poll_ms = concurrency, lease_ms, poll_ms
-        self._backoff_ms, self._backoff_ms_max = backoff_ms, backoff_ms_max
-        self._on_error = on_error
+        self._retries, self._timeout_s, self._on_error = retries or backoff(), seconds, on_error
+        self._schedule, self._schedule_data = schedule, schedule_data
         self._clock = clock or SystemClock()
         self._lock = Lock()
         self._settled = Condition(self._lock)
-        self._running: dict[int, Job] = {}  # by lease id
+        self._running: dict[int, _Running] = {}  # by lease id; a job that ran out of time is no longer here
+        self._busy = 0  # threads
         self._done = self._failed = self._lost = 0
         self._woken = Event()
         self._stopping = False
         self._thread: Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.last_error: Error | None = None  # of the last failed claim or settle
         process.register(self)
 
+    def __repr__(self) -> str:
+        return f"<worker {self._node!r} of {self._source!r:.200}>"
+
+    def __call__(self, job: Job) -> Any:
+        return self._plain_function(job)
+
     def on_fork(self, pid: int) -> None:
         """Disable this worker in a forked child: the parent keeps its threads and jobs."""
-        self._stopping, self._thread, self._woken = True, None, Event()
+        self._stopping, self._thread, self._woken, self._loop = True, None, Event(), None
         process.poison_locks(f"the worker {self._node}", pid, self)
 
     @property
@@ -130,6 +179,15 @@ class Worker:
             self._thread = Thread(target=self._run, name=f"tidelog worker {self._node}", daemon=True)
             self._thread.start()
         return self
+
+    def run(self) -> None:
+        """Start, and block until `stop` is called or Ctrl-C is pressed; running jobs finish."""
+        self.start()
+        try:
+            while self._thread is not None and self._thread.is_alive():
+                self._thread.join(_POLL_MS_DEFAULT / 1000)
+        finally:
+            self.stop()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Claim no more jobs and wait for running ones; return whether all finished within `timeout` seconds. Stopping
@@ -154,51 +212,126 @@ class Worker:
         notifier = self._source if isinstance(self._source, JobNotifier) else None
         if notifier is not None:
             notifier.add_listener(self._woken.set)
-        extend_interval_ms = max(self._lease_ms // 3, 1)
-        next_extend_ms = self._clock.monotonic_ms() + extend_interval_ms
+        loop_thread = self._start_loop() if self._is_async else None
+        lease_ms = self._lease_ms
+        next_extend_ms: int | None = None
+        due_ms = None if self._schedule is None else self._schedule.next_after(self._now_ms())
         try:
             with ThreadPoolExecutor(self._concurrency, f"tidelog worker {self._node}") as pool:
                 while not self._stopping or self._running:
                     self._woken.clear()
-                    if not self._stopping:
-                        self._claim(pool)
+                    if lease_ms is None:
+                        lease_ms = self._call_source(lambda: self._source.lease_ms)
+                    if lease_ms is not None and next_extend_ms is None:
+                        next_extend_ms = self._clock.monotonic_ms() + max(lease_ms // 3, 1)
+                    if not self._stopping and lease_ms is not None:
+                        due_ms = self._put_scheduled(due_ms)
+                        self._claim(pool, lease_ms)
                     now_ms = self._clock.monotonic_ms()
-                    if now_ms >= next_extend_ms:
-                        self._extend()
-                        next_extend_ms = now_ms + extend_interval_ms
+                    self._fail_overdue(now_ms)
+                    if lease_ms is not None and next_extend_ms is not None and now_ms >= next_extend_ms:
+                        self._extend(lease_ms)
+                        next_extend_ms = now_ms + max(lease_ms // 3, 1)
                     if not self._stopping or self._running:
-                        self._woken.wait(min(next_extend_ms - now_ms, self._poll_ms) / 1000)
+                        self._woken.wait(self._pause_ms(now_ms, next_extend_ms, due_ms) / 1000)
         finally:
             if notifier is not None:
                 notifier.remove_listener(self._woken.set)
+            if loop_thread is not None and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                loop_thread.join()
 
-    def _claim(self, pool: ThreadPoolExecutor) -> None:
-        free = self._concurrency - len(self._running)
+    def _now_ms(self) -> int:
+        return self._clock.now_us() // 1000
+
+    def _pause_ms(self, now_ms: int, next_extend_ms: int | None, due_ms: int | None) -> int:
+        """How long to wait for a listener's call before the next round."""
+        pauses = [self._poll_ms] if next_extend_ms is None else [self._poll_ms, next_extend_ms - now_ms]
+        if due_ms is not None:
+            pauses.append(due_ms - self._now_ms())
+        if self._timeout_s is not None:
+            with self._lock:
+                started = [running.started_ms for running in self._running.values()]
+            pauses += [started_ms + int(self._timeout_s * 1000) - now_ms for started_ms in started]
+        return max(min(pauses), 1)
+
+    def _start_loop(self) -> Thread:
+        """Start the event loop that runs coroutine functions."""
+        loop = self._loop = asyncio.new_event_loop()
+
+        def run() -> None:
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_forever()
+            finally:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+
+        thread = Thread(target=run, name=f"tidelog worker {self._node} loop", daemon=True)
+        thread.start()
+        return thread
+
+    def _put_scheduled(self, due_ms: int | None) -> int | None:
+        """Put the scheduled job if it is due; return when the next one is due."""
+        if self._schedule is None or due_ms is None or self._now_ms() < due_ms:
+            return due_ms
+        # All workers of the queue put the same key: the first one wins.
+        key = f"schedule-{self.__name__[:128]}-{due_ms}"
+        meta = {"scheduled_ms": due_ms}
+        self._call_source(lambda: self._source.put([self._schedule_data], meta=meta, key=key))
+        return self._schedule.next_after(self._now_ms())
+
+    def _claim(self, pool: ThreadPoolExecutor, lease_ms: int) -> None:
+        free = self._concurrency - self._busy
         if free < 1:
             return
-        jobs = self._call_source(lambda: self._source.claim(self._node, free, self._lease_ms)) or ()
+        jobs = self._call_source(lambda: self._source.claim(self._node, free, lease_ms)) or ()
         for job in jobs:
             with self._lock:
-                self._running[job.lease_id] = job
+                self._busy += 1
+                self._running[job.lease_id] = _Running(job, self._clock.monotonic_ms())
             pool.submit(self._work, job)
 
-    def _extend(self) -> None:
+    def _extend(self, lease_ms: int) -> None:
         with self._lock:
-            jobs = list(self._running.values())
+            jobs = [running.job for running in self._running.values()]
         if jobs:
-            self._call_source(lambda: self._source.extend(self._node, jobs, lease_ms=self._lease_ms))
+            self._call_source(lambda: self._source.extend(self._node, jobs, lease_ms=lease_ms))
+
+    def _fail_overdue(self, now_ms: int) -> None:
+        """Fail jobs of plain functions that take longer than their time limit."""
+        if self._timeout_s is None or self._is_async:
+            return
+        with self._lock:
+            overdue = [
+                running.job
+                for running in self._running.values()
+                if now_ms - running.started_ms >= self._timeout_s * 1000
+            ]
+            for job in overdue:
+                del self._running[job.lease_id]
+        for job in overdue:
+            self._fail(job, TimeoutError(f"the job took longer than {self._timeout_s:g} s; its thread is still busy"))
 
     # ── the threads that run jobs ─────────────────────────────────────────────────────────────
 
     def _work(self, job: Job) -> None:
         try:
             if self._stopping:
+                with self._lock:
+                    self._running.pop(job.lease_id, None)
                 self._call_source(lambda: self._source.nack(self._node, [job]))
                 return
+            failure: BaseException | None = None
             try:
-                _run_to_completion(self._function(job))
+                self._run_to_completion(self._function(job))
             except BaseException as error:  # a cancelled coroutine, too, fails the job and not the worker
-                self._fail(job, error)
+                failure = error
+            with self._lock:
+                if self._running.pop(job.lease_id, None) is None:
+                    return  # it ran out of time and has failed already
+            if failure is not None:
+                self._fail(job, failure)
             else:
                 acked = self._call_source(lambda: self._source.ack(self._node, [job]).count)
                 with self._lock:
@@ -208,27 +341,64 @@ class Worker:
                         self._lost += 1
         finally:
             with self._lock:
-                del self._running[job.lease_id]
+                self._busy -= 1
                 self._settled.notify_all()
             self._woken.set()
 
+    def _run_to_completion(self, result: object) -> None:
+        """Run a coroutine to its end; raise BadInput for a generator or another awaitable."""
+        if isinstance(result, Coroutine):
+            if self._loop is None:  # a plain function that returned a coroutine
+                asyncio.run(result)
+                return
+            failure = asyncio.run_coroutine_threadsafe(_outcome(result, self._timeout_s), self._loop).result()
+            if failure is not None:
+                raise failure
+        elif isinstance(result, Generator | AsyncGenerator | Awaitable):
+            raise BadInput(
+                f"the function returned {result!r:.200}, which has not run; the job was nacked, pass a function or a "
+                "coroutine function"
+            )
+
     def _fail(self, job: Job, error: BaseException) -> None:
+        """Settle a job whose function raised, and log it with its traceback."""
+        where = f"{self._node}: job {job.seq} (delivery {job.deliveries})"
+        if isinstance(error, RetryJob):
+            _log.info("%s asks to be delivered again in %d ms", where, error.delay_ms)
+            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=error.delay_ms))
+        elif isinstance(error, RejectJob) or self._retries.is_last(job.deliveries):
+            _log.error("%s failed and is rejected: %s", where, error, exc_info=error)
+            self._reject(job, error)
+        else:
+            delay_ms = self._retries.delay_ms(job.deliveries)
+            _log.error("%s failed, again in %d ms: %s", where, delay_ms, error, exc_info=error)
+            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms, error=error))
         with self._lock:
             self._failed += 1
-        doublings = min(max(job.deliveries - 1, 0), _BACKOFF_DOUBLINGS_MAX)
-        delay_ms = min(self._backoff_ms << doublings, self._backoff_ms_max)
-        self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms))
+            self._settled.notify_all()
         if self._on_error is not None:
             try:
                 self._on_error(job, error)
             except Exception:
-                _log.exception("on_error of the worker %s raised; the job %d was nacked", self._node, job.seq)
+                _log.exception("on_error of the worker %s raised; the job %d was settled before", self._node, job.seq)
+
+    def _reject(self, job: Job, error: BaseException) -> None:
+        """Move a job to the dead-letter topic; nack it with the longest delay where that is not possible."""
+        try:
+            self._source.reject(self._node, [job], error=error)
+        except Error as refusal:
+            self.last_error = refusal
+            _log.error("%s: job %d stays in the queue: %s", self._node, job.seq, refusal)
+            delay_ms = self._retries.max_ms
+            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms, error=error))
 
     def _call_source(self, call: Callable[[], Any]) -> Any:
         """Call the source; return None if it fails: the leases expire and the jobs are claimable again."""
         try:
             return call()
         except Error as error:
+            if str(error) != str(self.last_error):
+                _log.warning("the worker %s cannot claim or settle jobs: %s", self._node, error)
             self.last_error = error
         except Exception as error:
             _log.exception("the worker %s cannot claim or settle jobs", self._node)
@@ -239,13 +409,44 @@ class Worker:
         return None
 
 
-def _run_to_completion(result: object) -> None:
-    """Run a coroutine to its end; raise BadInput for a generator or another awaitable."""
-    if isinstance(result, Coroutine):
-        asyncio.run(result)
-        return
-    if isinstance(result, Generator | AsyncGenerator | Awaitable):
+async def _outcome(work: Coroutine[Any, Any, object], timeout_s: float | None) -> BaseException | None:
+    """Return what a coroutine raised: SystemExit and KeyboardInterrupt would otherwise end the loop."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except BaseException as error:
+        return error
+    return None
+
+
+def worker_for(source: JobSource, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], Worker]:
+    """Return a decorator that makes a function the worker of a queue. It is not started."""
+    known: Mapping[str, Any] = dict(options)
+
+    def decorate(function: JobFunction) -> Worker:
+        return Worker(source, function, **known)
+
+    return decorate
+
+
+def _is_async(function: object) -> bool:
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _check_function(function: object, *, is_async: bool) -> None:
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
         raise BadInput(
-            f"the function returned {result!r:.200}, which has not run; the job was nacked, pass a function or a "
-            "coroutine function"
+            f"{function!r:.200} is a generator function: calling it runs none of its code; nothing was started, "
+            "pass a function or a coroutine function"
         )
+    if not callable(function):
+        raise BadInput(f"{function!r:.200} is no function; nothing was started")
+    if _is_async(function) != is_async:
+        raise BadInput(
+            f"{function!r:.200}: a coroutine function needs middleware that are coroutine functions, and a plain "
+            "function plain ones; nothing was started"
+        )
+
+
+def _call_middleware(middleware: Middleware, call_next: JobFunction, job: Job) -> Any:
+    return middleware(job, call_next)

@@ -36,6 +36,7 @@ from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext
 QUEUE_ERRORS: Final = ("topic_not_found", "not_a_queue")
 _claim_decoder = api_types.json_decoder(api_types.Claim)
 _ack_decoder = api_types.json_decoder(api_types.Ack)
+_reject_decoder = api_types.json_decoder(api_types.Reject)
 _nack_decoder = api_types.json_decoder(api_types.Nack)
 _extend_decoder = api_types.json_decoder(api_types.Extend)
 _encode = msgspec.json.Encoder().encode
@@ -164,8 +165,27 @@ def nack_jobs(context: RequestContext) -> None:
     body = context.decode_body(_nack_decoder)
     lease_ids = _check_settle(body)
     delay_ms = min(body.delay_ms, api_types.DELAY_MS_MAX)
-    future = operations_of(requested_queue(context)).submit_nack(body.node, body.seqs, lease_ids, delay_ms)
+    future = operations_of(requested_queue(context)).submit_nack(
+        body.node, body.seqs, lease_ids, delay_ms, _job_error(body.error)
+    )
     context.respond_when_done(future, partial(_nack_response, context))
+
+
+@operation("reject", request=api_types.Reject, response=responses.Rejected, errors=(*QUEUE_ERRORS, "batch_too_large"))
+async def reject_jobs(context: RequestContext) -> Response:
+    """Move jobs to the dead-letter topic now, however often they were delivered.
+
+    Jobs that the node does not hold, or not under that lease, are skipped; this is no error.
+    """
+    body = context.decode_body(_reject_decoder)
+    lease_ids = _check_settle(body)
+    operations, error = operations_of(requested_queue(context)), _job_error(body.error)
+    done = await context.service.run_blocking(lambda: operations.reject(body.node, body.seqs, lease_ids, error))
+    return context.json(responses.Rejected(context.topic, done.count, done.skipped, done.ready, done.in_flight))
+
+
+def _job_error(error: api_types.JobError | None) -> tuple[str, str] | None:
+    return None if error is None else (error.message, error.type)
 
 
 @operation("extend", request=api_types.Extend, response=responses.Extended, errors=(*QUEUE_ERRORS, "batch_too_large"))
