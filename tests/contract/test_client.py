@@ -106,7 +106,7 @@ def test_an_address_that_does_not_answer_raises_at_once() -> None:
             tidelog.connect("http://127.0.0.1:1", **bad)
 
 
-def test_a_missing_and_a_wrong_key_are_told_apart(contract_server: str) -> None:
+def test_a_missing_and_a_wrong_key_raise_different_texts(contract_server: str) -> None:
     with pytest.raises(errors.Unauthorized, match="needs a key and none was given"):
         tidelog.connect(contract_server)
     with pytest.raises(errors.Unauthorized, match="does not know this key"):

@@ -289,8 +289,9 @@ def add(commands: Commands) -> None:
         script,
         summary="the path of the script that runs these jobs under spark-submit",
         description="Print the path of a script for spark-submit. Its arguments are those of `tidelog pipeline`;\n"
-        "master and settings are those of spark-submit.",
-        examples='spark-submit --master yarn "$(tidelog pipeline script)" export data orders s3://lake/orders --once',
+        "master and settings are those of spark-submit:\n"
+        "  spark-submit --master yarn $(tidelog pipeline script) export data orders s3://lake/orders",
+        examples="tidelog pipeline script --json",
     )
 
 

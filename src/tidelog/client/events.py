@@ -113,7 +113,7 @@ class EventStream:
         except Empty:
             return None
         if found is None:
-            self._events.put_nowait(None)  # the reader has ended: there is room
+            self._events.put_nowait(None)  # the reader has ended: it is empty
             raise self._lost("the server ended the stream")
         if isinstance(found, Error):
             raise found

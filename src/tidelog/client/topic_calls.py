@@ -335,7 +335,7 @@ class TopicCalls:
                 return (yield from self._fill_page(body, page, limit, bytes_max))
 
     def _fill_page(self, body: dict[str, object], page: Page, limit: int, bytes_max: int) -> Call[Page]:
-        """Add what a page of the server had no room for: it has limits of its own."""
+        """Add what a page of the server did not hold: it has limits of its own."""
         while page.records and not page.caught_up and len(page.records) < limit and limit > READ_LIMIT_MAX:
             rest = body | {"from_seq": page.next_from_seq, "wait_ms": 0, "limit": min(limit - len(page.records), 1_000)}
             response = yield Request("POST", self.path("/diff"), encode_json(rest), retry_safe=True)
