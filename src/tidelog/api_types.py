@@ -362,6 +362,7 @@ class ClaimRange(Struct):
     include_meta: bool = True
     wait_ms: WaitMs = 0
     max_batch_bytes: PageBytes = READ_BYTES
+    include_counts: Annotated[bool, described("Send what became of every seq of the range.")] = False
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes)

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidelog import Gap, Record, errors, protocols, timestamp_ms
+import tidelog
+from tidelog import Gap, Job, Record, errors, protocols, timestamp_ms
 from tidelog.channels import Message, Presence, SubscriptionEnded
 from tidelog.engine import Appended, Counts, Deleted, LargeData, Page, QueueCounts, RecordReader, TopicInfo
 from tidelog.engine.erase import ErasureReceipt
@@ -414,6 +415,43 @@ def test_groups_share_a_durable_position(database: protocols.Database, name: Nam
 # ── queues ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_consumers_of_a_group_share_its_records(database: protocols.Database, name: Name) -> None:
+    topic = database.topic(name(), cap_records=10)
+    topic.append(list(range(12)))
+    group = topic.group("shared")
+    first = group.claim("a", 3)
+    assert first is not None
+    assert first.gap is not None
+    assert ([record.seq for record in first], first.gap.gap_to) == ([3, 4, 5], 2)
+    second = group.claim("b", 3)
+    assert second is not None
+    assert [state.consumer for state in group.consumers()] == ["a", "b"]
+    assert second.extend(60_000)
+    assert (second.ack(), group.position) == (True, 0)
+    assert (first.ack(), group.position) == (True, 8)
+    assert not first.ack()
+    third = group.claim("a", 2)
+    assert third is not None
+    assert third.release()
+    assert group.leave("a") == 0
+    batches = [[record.seq for record in batch] for batch in group.consume("b", 3, timeout=0)]
+    assert (batches, group.position) == ([[9, 10], [11, 12]], 12)
+    assert group.claim("a", timeout=0.01) is None
+
+
+def test_one_reader_follows_a_group(database: protocols.Database, name: Name) -> None:
+    topic = database.topic(name())
+    topic.append([1, 2, 3])
+    group = topic.group("reader")
+    loop = group.follow(commit="each", timeout=0)
+    assert [next(loop), next(loop)] == topic.read(0, 2).records
+    assert group.position == 1
+    assert records_of(loop) == topic.read(2).records
+    assert group.position == 3
+    with pytest.raises(errors.BadInput, match="commit is each or batch"):
+        next(group.follow(commit="all"))  # type: ignore[arg-type]
+
+
 def test_jobs_are_claimed_settled_and_counted(database: protocols.Database, name: Name) -> None:
     queue = database.queue(name(), lease_ms=60_000)
     queue.put([{"n": 1}, b"two", "three"], tag="t", meta={"m": 1})
@@ -493,6 +531,28 @@ def test_dead_letters_are_redriven(database: protocols.Database, name: Name) -> 
 
 
 # ── routers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_are_rejected_and_a_worker_says_why(database: protocols.Database, name: Name) -> None:
+    dead = database.topic(name("dead"))
+    queue = database.queue(name(), dead_letter=name("dead"), lease_ms=20_000)
+    assert queue.lease_ms == 20_000
+    queue.put([1, 2])
+    (job,) = queue.claim("w")
+    assert queue.reject("w", job, error=KeyError("x")).count == 1
+
+    @queue.worker(retries=tidelog.backoff(0, attempts=1))
+    def fail(job: Job) -> None:
+        raise ValueError(f"bad {job.data}")
+
+    with fail:
+        assert fail.wait(1, 30)
+    reasons = [(record.meta or {}).get("$error") for record in dead.read().records]
+    assert reasons == ["'x'", "bad 2"]
+    plain = database.queue(name("plain"))
+    plain.put(1)
+    with pytest.raises(errors.BadInput, match="has no dead_letter"):
+        plain.reject("w", plain.claim("w"))
 
 
 def test_routers_copy_records(database: protocols.Database, name: Name) -> None:

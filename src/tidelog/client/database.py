@@ -50,6 +50,8 @@ from tidelog.engine import (
     Topic,
     TopicConfig,
 )
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT
+from tidelog.engine.groups import CommitMode, GroupBatch, consume_group, follow_group
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.worker import Worker, worker_for
 from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
@@ -571,6 +573,35 @@ class RemoteGroup(RemoteObject[GroupCalls]):
     def hold_broken(self) -> bool:
         return self.state().hold_broken
 
+    def follow(
+        self,
+        *,
+        commit: CommitMode = "batch",
+        limit: int = 256,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+    ) -> Iterator[Record | Gap]:
+        return follow_group(self, commit, limit, timeout, on_gap)
+
+    def consume(
+        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+    ) -> Iterator[GroupBatch]:
+        return consume_group(self, consumer, batch, lease_ms, timeout)
+
+    def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+    ) -> GroupBatch | None:
+        claimed = self._run(self._calls.claim(consumer, limit, lease_ms, timeout))
+        if claimed is None:
+            return None
+        lease_id, first_seq, page = claimed
+        return GroupBatch(self, lease_id, consumer, first_seq, page)
+
+    ack = blocking(GroupCalls.ack)
+    release = blocking(GroupCalls.release)
+    extend = blocking(GroupCalls.extend)
+    leave = blocking(GroupCalls.leave)
+    consumers = blocking(GroupCalls.consumers)
     state = blocking(GroupCalls.state)
     lag = blocking(GroupCalls.lag)
     fetch = blocking(GroupCalls.fetch)

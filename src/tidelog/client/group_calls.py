@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tidelog.api_types import READ_LIMIT_MAX
 from tidelog.client.core import Call, Request
-from tidelog.client.topic_calls import TopicCalls
+from tidelog.client.topic_calls import POLL_MS, TopicCalls
 from tidelog.client.wire import OpenRecord, encode_json, parse_gap
 from tidelog.engine import SEQ_MAX, GroupState, Lag, Page, Preview
 from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState
 from tidelog.engine.groups import ResetTarget, check_group_name, timestamp_ms
 from tidelog.errors import BadInput, GroupNotFound
 
@@ -74,6 +76,45 @@ class GroupCalls:
         body = {"hold_bytes": hold_bytes, "from": _position(at), "keep": True}
         created: bool = (yield Request("PUT", self._path(), encode_json(body), retry_safe=True)).json()["created"]
         return created
+
+    def claim(
+        self, consumer: str, limit: int, lease_ms: int, timeout: float | None
+    ) -> Call[tuple[int, int, Page] | None]:
+        """Lease the next records; return the lease's id, its first seq and the records."""
+        check_int("limit", limit, 1, SEQ_MAX)
+        left_ms = None if timeout is None else max(int(timeout * 1000), 0)
+        body: dict[str, object] = {"consumer": consumer, "limit": min(limit, READ_LIMIT_MAX), "lease_ms": lease_ms}
+        while True:
+            wait_ms = POLL_MS if left_ms is None else min(left_ms, POLL_MS)
+            content = encode_json(body | {"include_tags": True, "include_counts": True, "wait_ms": wait_ms})
+            response = yield Request("POST", self._path("/claim"), content, retry_safe=True, wait_s=wait_ms / 1000)
+            found = response.json()
+            if (lease := found["lease"]) is not None:
+                return lease["lease_id"], lease["first_seq"], self._topic.parse_page(found)
+            left_ms = None if left_ms is None else left_ms - response.elapsed_ms
+            if left_ms is not None and left_ms <= 0:
+                return None
+
+    def ack(self, consumer: str, lease_id: int) -> Call[bool]:
+        return (yield from self._settle("/ack", consumer, lease_id))
+
+    def release(self, consumer: str, lease_id: int) -> Call[bool]:
+        return (yield from self._settle("/release", consumer, lease_id))
+
+    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> Call[bool]:
+        return (yield from self._settle("/extend", consumer, lease_id, lease_ms=lease_ms))
+
+    def _settle(self, verb: str, consumer: str, lease_id: int, **more: int) -> Call[bool]:
+        done = yield from self._post(verb, {"consumer": consumer, "lease_ids": [lease_id], **more})
+        return bool(done["settled"])
+
+    def leave(self, consumer: str) -> Call[int]:
+        returned: int = (yield from self._post("/leave", {"consumer": consumer}))["returned"]
+        return returned
+
+    def consumers(self) -> Call[list[ConsumerState]]:
+        rows = (yield Request("GET", self._path("/consumers"), retry_safe=True)).json()["consumers"]
+        return [ConsumerState(**row) for row in rows]
 
     def delete(self) -> Call[bool]:
         try:

@@ -7,7 +7,7 @@ written twice, within the topic's `idempotency_window_ms`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -328,11 +328,14 @@ class TopicCalls:
         while True:
             body["wait_ms"] = wait_ms = POLL_MS if left_ms is None else min(left_ms, POLL_MS)
             response = yield Request("POST", path, encode_json(body), retry_safe=True, wait_s=wait_ms / 1000)
-            page = parse_page(response.json(), self._open_record)
+            page = self.parse_page(response.json())
             is_news = page.records or page.gap or not page.caught_up or sum(page.counts)
             left_ms = None if left_ms is None else left_ms - response.elapsed_ms
             if is_news or (left_ms is not None and left_ms <= 0):
                 return (yield from self._fill_page(body, page, limit, bytes_max))
+
+    def parse_page(self, body: Mapping[str, Any]) -> Page:
+        return parse_page(body, self._open_record)
 
     def _fill_page(self, body: dict[str, object], page: Page, limit: int, bytes_max: int) -> Call[Page]:
         """Add what a page of the server did not hold: it has limits of its own."""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Event
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine import read, retention, segment_listing, topic_index
@@ -258,23 +258,7 @@ class Group:
         After a crash the records since the last commit are yielded again. `on_gap` is that of `Topic.follow`. For one
         reader: a second one gets CursorConflict. Several readers share a group with `consume`.
         """
-        if commit not in get_args(CommitMode):
-            raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
-        read.check_on_gap(on_gap)
-        position = self.position
-        while True:
-            page = read.wait_for_page(self._topic, position, limit, read.parse_nodes(None), _READ_BYTES, timeout)
-            if page.gap is not None and on_gap == "fail":
-                raise GapFound(self.topic, page.gap)
-            if page.gap is not None and on_gap == "emit":
-                yield page.gap
-            for record in page.records:
-                yield record
-                if commit == "each":
-                    position = self.commit(record.seq, expect=position)
-            if page.next_from_seq == position and not page.records:
-                return
-            position = self.commit(page.next_from_seq, expect=position)
+        return follow_group(self, commit, limit, timeout, on_gap)
 
     # ── shared consumption ────────────────────────────────────────────────────────────────────
 
@@ -287,18 +271,7 @@ class Group:
         A batch is acked when the next one is asked for, and the cursor follows the acks. A loop that ends early returns
         its last batch, unless it called `ack` itself. Batches of a consumer that crashed go to others after `lease_ms`.
         """
-        while (claimed := self.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
-            try:
-                yield claimed
-            except BaseException:
-                claimed.release()
-                raise
-            if not claimed.is_settled and not claimed.ack():
-                _log.warning(
-                    "%s: the lease of consumer %s of group %s on records %d to %d ended before they were processed; "
-                    "they are delivered again. Give a longer lease_ms, or call extend",
-                    *(self.topic, consumer, self.name, claimed.first_seq, claimed.last_seq),
-                )
+        return consume_group(self, consumer, batch, lease_ms, timeout)
 
     def claim(
         self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
@@ -323,7 +296,8 @@ class Group:
                     lease_ms=lease_ms,
                 )
                 if claimed is not None:
-                    return GroupBatch(self, *claimed)
+                    lease, page = claimed
+                    return GroupBatch(self, lease.lease_id, consumer, lease.first_seq, page)
                 now_ms, ends_ms = clock.monotonic_ms(), leases.next_deadline_ms()
                 if until_ms is not None and now_ms >= until_ms:
                     return None
@@ -487,14 +461,74 @@ class Group:
         )
 
 
+class ConsumedGroup(Protocol):
+    """A group of a directory or of a server, as the loops below use it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    def fetch(self, limit: int = 256, timeout: float | None = 0.0) -> Page: ...
+    def commit(self, seq: int, *, expect: int | None = None) -> int: ...
+    def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+    ) -> GroupBatch | None: ...
+    def ack(self, consumer: str, lease_id: int) -> bool: ...
+    def release(self, consumer: str, lease_id: int) -> bool: ...
+    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> bool: ...
+
+
+def follow_group(
+    group: ConsumedGroup, commit: CommitMode, limit: int, timeout: float | None, on_gap: OnGap
+) -> Iterator[Record | Gap]:
+    """`Group.follow`."""
+    if commit not in get_args(CommitMode):
+        raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
+    read.check_on_gap(on_gap)
+    position = group.position
+    while True:
+        page = group.fetch(limit, timeout)
+        if page.gap is not None and on_gap == "fail":
+            raise GapFound(group.topic, page.gap)
+        if page.gap is not None and on_gap == "emit":
+            yield page.gap
+        for record in page.records:
+            yield record
+            if commit == "each":
+                position = group.commit(record.seq, expect=position)
+        if page.next_from_seq == position and not page.records:
+            return
+        position = group.commit(page.next_from_seq, expect=position)
+
+
+def consume_group(
+    group: ConsumedGroup, consumer: str, batch: int, lease_ms: int, timeout: float | None
+) -> Iterator[GroupBatch]:
+    """`Group.consume`."""
+    while (claimed := group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
+        try:
+            yield claimed
+        except BaseException:
+            claimed.release()
+            raise
+        if not claimed.is_settled and not claimed.ack():
+            _log.warning(
+                "%s: the lease of consumer %s of group %s on records %d to %d ended before they were processed; they "
+                "are delivered again. Give a longer lease_ms, or call extend",
+                *(group.topic, consumer, group.name, claimed.first_seq, claimed.last_seq),
+            )
+
+
 class GroupBatch:
     """Records that are leased to one consumer of a group, from `claim` and `consume`. Iterates over its records."""
 
-    def __init__(self, group: Group, lease: RangeLease, page: Page) -> None:
+    def __init__(self, group: ConsumedGroup, lease_id: int, consumer: str, first_seq: int, page: Page) -> None:
         self._group = group
         self.records, self.gap = page.records, page.gap
-        self.lease_id, self.consumer = lease.lease_id, lease.consumer
-        self.first_seq, self.last_seq = lease.first_seq, lease.last_seq
+        self.lease_id, self.consumer = lease_id, consumer
+        self.first_seq, self.last_seq = first_seq, page.next_from_seq
         self.is_settled = False  # acked or released, or found void by one of them
 
     def __repr__(self) -> str:

@@ -608,6 +608,7 @@ class RangeClaimed(TopicBody):
     earliest_seq: Count | UnsetType = UNSET
     caught_up: bool | UnsetType = UNSET
     lag: Count | UnsetType = UNSET
+    counts: Annotated[Counts, described("Where include_counts asked for it.")] | UnsetType = UNSET
 
 
 class RangesSettled(TopicBody):

@@ -66,7 +66,7 @@ async def claim(context: RequestContext) -> Response:
             claimed = await service.run_read(topic, group.position, work)
             now_ms, ends_ms = clock.monotonic_ms(), leases.next_deadline_ms()
             if claimed is not None or now_ms >= until_ms or service.stopping.is_set():
-                return _claim_response(context, body.lease_ms, claimed)
+                return _claim_response(context, body, claimed)
             try:
                 async with asyncio.timeout(max(min(until_ms, ends_ms or until_ms) - now_ms, 1) / 1000):
                     await woken.wait()
@@ -77,13 +77,15 @@ async def claim(context: RequestContext) -> Response:
         leases.remove_listener(wake_from_thread)
 
 
-def _claim_response(context: RequestContext, lease_ms: int, claimed: tuple[RangeLease, JsonPage] | None) -> Response:
+def _claim_response(
+    context: RequestContext, body: api_types.ClaimRange, claimed: tuple[RangeLease, JsonPage] | None
+) -> Response:
     if claimed is None:
         return context.json(responses.RangeClaimed(context.topic, None, [], UNSET))
     lease, page = claimed
     context.service.metrics.count_read(context.topic, page.counts.rows, gap=page.gap is not None)
-    fields = responses.RangeLease(lease.lease_id, lease.consumer, lease.first_seq, lease.last_seq, lease_ms)
-    head, text, tail = encode_page_parts(context.topic, page, context.elapsed_ms())
+    fields = responses.RangeLease(lease.lease_id, lease.consumer, lease.first_seq, lease.last_seq, body.lease_ms)
+    head, text, tail = encode_page_parts(context.topic, page, context.elapsed_ms(), with_counts=body.include_counts)
     return Response(200, b'{"lease":' + _encode(fields) + b"," + head[1:] + text + tail)
 
 
