@@ -23,8 +23,8 @@ import msgspec
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidelog import database
 from tidelog.addresses import Location
-from tidelog.client.database import open_location
 from tidelog.client.http import Client, topic_path
 from tidelog.disk.interface import Disk, join
 from tidelog.engine.delete import parse_tag_match
@@ -138,10 +138,8 @@ def erase_log(location: Location, topic: str, selection: Selection, actor: str |
         with Client(location.address, key=location.key, timeout_s=_ERASE_TIMEOUT_S) as client:
             given = {name: value for name, value in body.items() if value is not None}
             return client.post(f"{topic_path(topic)}/erase", given, retry_safe=True)
-    with open_location(location) as database:
-        receipt = database.topic(topic, create=False).erase(  # type: ignore[union-attr]
-            match=selection.match, seqs=selection.seqs, actor=actor
-        )
+    with database.open(location.address) as log:
+        receipt = log.topic(topic, create=False).erase(match=selection.match, seqs=selection.seqs, actor=actor)
         fields: dict[str, Any] = msgspec.json.decode(receipt.to_json())
         return fields
 
