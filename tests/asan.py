@@ -24,6 +24,7 @@ TESTS = (
     "tests/unit/formats/test_indexed_rows.py",
     "tests/unit/formats/test_batch_writer.py",
     "tests/unit/formats/test_json_rows.py",
+    "tests/unit/formats/test_segment_rewrite.py",
     "tests/unit/server/handlers/test_plain_body.py",
     "tests/unit/server/handlers/test_fast_writes.py",
     "tests/unit/http/test_fast_path_reader.py",

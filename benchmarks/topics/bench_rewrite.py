@@ -1,9 +1,10 @@
 """Rewrite of sealed segments of which half of the records are deleted, against a plain copy of their bytes.
 
-Sketch. A rewrite reads every byte twice (checksums of frames and of chunks), encodes the batches that changed, writes
-what is left, syncs, and reads that once more to compare it record by record: about five passes at memory speed, and the
-sync of half of the bytes. A copy reads and writes every byte once and syncs all of them. So a rewrite should reach
-at least 0.3 of a copy, and free half of the bytes.
+Sketch. A rewrite reads every byte twice (checksums of frames and of chunks), copies the half that stays and its
+checksums, writes it, reads it back, compares it record by record, and syncs it beside the next segment's work: about
+four passes at memory speed, and half of the bytes to the disk. `cp` reads and writes every byte once, to the page cache
+alone. So a rewrite should reach 0.3 of it, and be near a copy that is synced as the rewrite is; and free half of
+the bytes.
 
 Bytes per second are those of the old data. Each round writes a topic of its own: a rewrite cannot be repeated.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,19 +36,14 @@ def run(quick: bool) -> list[Result]:
         for name, batch in (("batches", _BATCH), ("single records", 1)):
             work: dict[str, Callable[[], float]] = {
                 "rewrite": lambda batch=batch: _rewrite(place / str(next(numbers)), megabytes, batch, freed),  # type: ignore[misc]
-                "copy": partial(_copy, place, megabytes),
+                "cp": partial(_copy, place, megabytes, sync=False),
+                "cp and fsync": partial(_copy, place, megabytes, sync=True),
             }
             found = alternate(f"rewrite, {name}", rounds, work)
-            rows.append(
-                result(
-                    f"rewrite of half deleted segments, {name}",
-                    found["rewrite"],
-                    "MB/s",
-                    limit=found["copy"],
-                    limit_name="cp and fsync",
-                    min_ratio=0.3,
-                )
-            )
+            title = f"rewrite of half deleted segments, {name}"
+            rows.append(result(title, found["rewrite"], "MB/s", limit=found["cp"], limit_name="cp", min_ratio=0.3))
+            synced = found["cp and fsync"]
+            rows.append(result(f"{title}, synced", found["rewrite"], "MB/s", limit=synced, limit_name="cp and fsync"))
             rows.append(result(f"bytes freed of half deleted segments, {name}", freed[-1:], "%"))
     return rows
 
@@ -79,21 +76,21 @@ def _rewrite(path: Path, megabytes: int, batch: int, freed: list[float]) -> floa
     return size / MB / took
 
 
-def _copy(place: Path, megabytes: int) -> float:
-    """The speed of a copy of as many bytes in files of 10 MB, each synced."""
+def _copy(place: Path, megabytes: int, *, sync: bool) -> float:
+    """The speed of `cp` of as many bytes in files of 10 MB; `sync`: each is synced after it."""
     sources = []
     for number in range(max(megabytes // 10, 1)):
         source = place / f"source-{number}"
         if not source.exists():
             source.write_bytes(os.urandom(10 * MB))
         sources.append(source)
+    target = place / "copies"
+    target.mkdir()
     began = time.perf_counter()
-    for source in sources:
-        copied = source.with_suffix(".copy")
-        shutil.copyfile(source, copied)
+    subprocess.run(["cp", *map(str, sources), str(target)], check=True)
+    for copied in target.iterdir() if sync else ():
         with open(copied, "rb") as file:
             os.fsync(file.fileno())
     took = time.perf_counter() - began
-    for source in sources:
-        source.with_suffix(".copy").unlink()
+    shutil.rmtree(target)
     return len(sources) * 10 / took

@@ -1,8 +1,9 @@
 """Reference implementations of the functions of `_native.pyx`, in Python. Imported through `tidelog.native` only.
 
-They define the results: the tests compare the compiled functions with these, function by function. Three return "not
+They define the results: the tests compare the compiled functions with these, function by function. Four return "not
 handled" for every input, because the general implementation is the caller's: `fill_indexed_records` (the caller is
-`formats.scan`), `parse_plain_body` and `parse_plain_bodies` (the caller is `server.handlers.write`). For arguments that
+`formats.scan`), `remove_records` (`formats.segment_rewrite`), `parse_plain_body` and `parse_plain_bodies`
+(`server.handlers.write`). For arguments that
 no caller passes, such as rows outside of their buffer, only the compiled functions are sure to raise ValueError.
 
 A `Column` is the positions and the sizes of values in a buffer.
@@ -25,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from tidelog.types import Buffer, Ints
 
@@ -33,16 +35,19 @@ __all__ = (
     "borrow_buffer",
     "copy_values",
     "copy_values_into",
+    "count_valid_checksums",
     "encode_json_batch",
     "encode_json_rows",
     "encode_write_responses",
     "fill_indexed_records",
     "find_frames",
     "fsync_loop",
+    "have_equal_values",
     "json_depth",
     "parse_plain_bodies",
     "parse_plain_body",
     "remove_json_escapes",
+    "remove_records",
     "split_by_size",
     "value_lengths",
 )
@@ -51,6 +56,7 @@ Column: TypeAlias = tuple[Ints, Ints]
 
 _U32 = Struct("<I")
 _FD_OR_ERRNO = Struct("=i")
+_SHORT_BYTES: Final = 1024  # a copy of a frame shorter than this costs less than a view of it
 _FRAME_OVERHEAD_BYTES: Final = 46  # header and checksum of a frame
 LAYOUT: dict[str, int] = {"OVERHEAD_BYTES": _FRAME_OVERHEAD_BYTES}
 """Constants of `formats`, which compares them at import: this module cannot import them."""
@@ -269,6 +275,50 @@ def find_frames(buf: Buffer, pos: int, end: int, frames_max: int) -> tuple[bytes
         starts.append(pos)
         pos += 4 + length
     return array("q", starts).tobytes(), pos
+
+
+def count_valid_checksums(buf: Buffer, starts: Ints, ends: Ints) -> int:
+    """Count the frames before the first whose checksum does not hold: `starts` and `ends` are where each begins and
+    where its checksum begins."""
+    view = memoryview(buf)
+    if not len(starts):
+        return 0
+    inside = int(starts.min()) >= 0 and int(ends.min()) >= 4 and int(ends.max()) <= len(view) - 8
+    if not inside or (ends - 4 < starts).any():
+        raise ValueError("a frame is outside of the buffer")
+    is_short = isinstance(buf, bytes) and int((ends - starts).sum()) < len(starts) * _SHORT_BYTES
+    source = buf if is_short else view
+    ranges = zip((starts + 4).tolist(), ends.tolist(), strict=True)
+    computed = np.array([xxh3_64_intdigest(source[lo:hi]) for lo, hi in ranges], "<u8")
+    stored = np.ndarray((len(view) - 7,), "<u8", view, strides=(1,))[ends]
+    wrong = np.flatnonzero(computed != stored)
+    return int(wrong[0]) if len(wrong) else len(starts)
+
+
+def remove_records(
+    target: Buffer | pa.Buffer,  # noqa: ARG001
+    buf: Buffer,  # noqa: ARG001
+    frame_pos: Ints,  # noqa: ARG001
+    removed: NDArray[np.bool_],  # noqa: ARG001
+    end: int,  # noqa: ARG001
+    time_step_ms: int,  # noqa: ARG001
+    empty_max: int,  # noqa: ARG001
+) -> int:
+    """Write the frames of these records to `target` without the values of the removed ones, and return how many bytes
+    they take; -1 where one of the frames needs the general implementation. `frame_pos` is where the frame of each
+    record begins, and `end` where the last one ends. At most `empty_max` removed records in a row, of less than
+    `time_step_ms`, become one batch of empty records."""
+    return -1
+
+
+def have_equal_values(buf: Buffer, pos: Ints, size: Ints, other: Buffer, other_pos: Ints) -> bool:
+    """Return whether the values at these positions of two buffers, which have these sizes, are the same."""
+    one, two = memoryview(buf), memoryview(other)
+    for at, limit in ((pos, len(one)), (other_pos, len(two))):
+        if not ((size >= 0) & (size <= limit) & (at >= 0) & (at <= limit - size)).all():
+            raise ValueError("a value is outside of its buffer")
+    ranges = zip(pos.tolist(), other_pos.tolist(), size.tolist(), strict=True)
+    return all(bytes(one[at : at + n]) == bytes(two[other_at : other_at + n]) for at, other_at, n in ranges)
 
 
 def fill_indexed_records(

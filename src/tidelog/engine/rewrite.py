@@ -1,8 +1,8 @@
 """Rewrite: give a sealed segment new files without the bytes of its deleted records.
 
     1  verify: every frame of the old data, and its footer's checksums. A segment with a fault is reported and left
-    2  files of the next generation, beside the old ones: data, sync; read back and compared record by record; index,
-       tag index and footer
+    2  files of the next generation, beside the old ones: data, read back and compared record by record; index, tag
+       index and footer. Their syncs run while the next segment of the group is verified; then one of the directory
     3  swap, under the topic's lock: the index of the topic uses the new files. Deletions that came meanwhile go along
     4  the next checkpoint writes the deletion vector and names the new generation: this is the atomic switch
     5  the old files are removed like those of a dropped segment, when neither of the two manifests names them
@@ -19,7 +19,8 @@ again after `RETRY_MS`; a segment that does not verify is not tried again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -30,21 +31,22 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.commitlog.segment import map_file
-from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file, write_temporary
+from tidelog.disk.durability import DISK_FULL_ERRNOS, ParallelSyncs, remove_if_exists, sync_directory
 from tidelog.engine.context import EngineContext
-from tidelog.engine.key_index import write_key_index
+from tidelog.engine.key_index import KEY_INDEX_SUFFIX, encode_key_index
 from tidelog.engine.segment import SEGMENT_SUFFIXES, BoolArray, Segment
-from tidelog.engine.tag_search import write_tag_index
+from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, encode_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, NewerFormat, WriteFailed
 from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.rows import Rows
 from tidelog.formats.segment_rewrite import count_removable, encode_without, find_difference
-from tidelog.types import Buffer
+from tidelog.types import Buffer, Ints
 
 _log = logging.getLogger("tidelog.engine")
 RETRY_MS: Final = 60_000
 _WRITE_BYTES: Final = 1 << 20
+_GROUP_BYTES: Final = 64 << 20  # of segments that are rewritten together, on request
 _WRITE_PIECES_MAX: Final = 64
 Progress = Callable[[int, int], object]  # bytes done, bytes in all
 
@@ -145,7 +147,8 @@ class Rewriter:
         while waiting and not self._is_stopping:
             topic = waiting.pop()
             try:
-                self._rewrite_topic(topic, self._due_segments(topic), _Pace(self._context, self._wait_us).on_written)
+                pace = _Pace(self._context, self._wait_us)
+                self._rewrite_topic(topic, self._due_segments(topic), pace.on_written, is_paced=True)
             except RewriteStopped:
                 return
             except Exception as error:
@@ -216,33 +219,56 @@ class Rewriter:
         segments: Sequence[Segment],
         on_written: Callable[[int], object],
         progress: Progress = ignore_progress,
+        *,
+        is_paced: bool = False,
     ) -> RewriteResult:
         files: list[RewrittenFile] = []
         skipped: list[SkippedSegment] = []
         failed: Exception | None = None
         total, done = sum(segment.size for segment in segments), 0
-        for segment in segments:
-            try:
-                with self._running:
-                    file = _SegmentRewrite(topic, segment, on_written, lambda: self._is_stopping).run()
-                if file is not None:
-                    files.append(file)
-                    self._count(topic, file)
-            except NotVerified as error:
-                self._refused.add(segment)
-                self.stats.refused += 1
-                topic.report_corruption(segment.path(".data"), f"{error}; it was not rewritten")
-                skipped.append(SkippedSegment(segment.base, str(error)))
-            except RewriteStopped:
-                raise
-            except Exception as error:
-                self.stats.failures += 1
-                failed = failed or _write_error(topic, segment, error)
-            done += segment.size
+        for group in _divide(segments, 0 if is_paced else _GROUP_BYTES):
+            with self._running:
+                jobs = self._rewrite_group(topic, group, on_written)
+            for job in jobs:
+                if isinstance(job.failure, NotVerified):
+                    self._refused.add(job.segment)
+                    self.stats.refused += 1
+                    topic.report_corruption(job.segment.path(".data"), f"{job.failure}; it was not rewritten")
+                    skipped.append(SkippedSegment(job.segment.base, str(job.failure)))
+                elif job.failure is not None:
+                    self.stats.failures += 1
+                    failed = failed or _write_error(topic, job.segment, job.failure)
+                elif job.is_used and job.file is not None:
+                    files.append(job.file)
+                    self._count(topic, job.file)
+                done += job.segment.size
             progress(done, total)
         if failed is not None:
             raise failed
         return RewriteResult(topic.name, tuple(files), tuple(skipped))
+
+    def _rewrite_group(
+        self, topic: TopicState, group: Sequence[Segment], on_written: Callable[[int], object]
+    ) -> list[_SegmentRewrite]:
+        """Rewrite these segments. Each has its result or its failure then; one that failed does not stop the others."""
+        jobs = []
+        try:
+            with ParallelSyncs() as syncs:
+                for segment in group:
+                    jobs.append(_SegmentRewrite(topic, segment, on_written, lambda: self._is_stopping, syncs))
+                    jobs[-1].attempt(jobs[-1].write)
+                for job in jobs:
+                    job.attempt(job.wait_for_syncs)
+            written = [job for job in jobs if job.file is not None and job.failure is None]
+            for job in written[:1]:
+                job.attempt(job.sync_names)
+            for job in written:
+                job.failure = written[0].failure  # of the directory, which they share
+                job.attempt(job.swap)
+        finally:
+            for job in jobs:
+                job.remove_unused()
+        return jobs
 
     def _count(self, topic: TopicState, file: RewrittenFile) -> None:
         freed = file.bytes_before - file.bytes_after
@@ -256,6 +282,18 @@ class Rewriter:
             file.records_removed,
             freed,
         )
+
+
+def _divide(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
+    """Divide segments into groups of so many bytes of data, or of one segment."""
+    group: list[Segment] = []
+    for segment in segments:
+        if group and sum(each.size for each in group) + segment.size > bytes_max:
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
 
 
 def _has_readable_deletions(segment: Segment) -> bool:
@@ -320,37 +358,69 @@ class _Pace:
 
 @dataclass(slots=True)
 class _SegmentRewrite:
-    """The rewrite of one segment."""
+    """The rewrite of one segment: `write`, `wait_for_syncs`, `sync_names` for all of a group, `swap`."""
 
     topic: TopicState
     segment: Segment
     on_written: Callable[[int], object]
     is_stopping: Callable[[], bool]
+    syncs: ParallelSyncs
+    failure: Exception | None = None
+    file: RewrittenFile | None = None  # None: it was removed or rewritten meanwhile, or has nothing to remove
+    is_used: bool = False
     generation: int = field(init=False)
-    times_ms: tuple[int, int] = (0, 0)  # of the first and the last record of the new files
+    _pending: list[Future[None]] = field(default_factory=list)
+    _dead: BoolArray = field(init=False)
+    _sizes: Ints = field(init=False)  # of the records before
+    _times_ms: tuple[int, int] = (0, 0)  # of the first and the last record of the new files
 
-    def run(self) -> RewrittenFile | None:
-        """Rewrite the segment; None if it was removed or rewritten meanwhile, or has nothing to remove."""
+    def __post_init__(self) -> None:
+        self.generation = self.segment.generation + 1
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Run a step and keep its error, unless an earlier one failed. Raises RewriteStopped."""
+        if self.failure is None:
+            try:
+                step()
+            except RewriteStopped:
+                raise
+            except Exception as error:
+                self.failure = error
+
+    def write(self) -> None:
+        """Verify the segment, write and verify its new files, and start their syncs."""
         topic, segment = self.topic, self.segment
-        self.generation = segment.generation + 1
         with topic.lock:
             if not self._is_current():
-                return None
-            dead = dead_records(topic, segment)
+                return
+            self._dead = dead = dead_records(topic, segment)
         if int(dead.sum()) <= segment.removed or dead.all():  # a segment without a live record is dropped as a whole
-            return None
+            return
         before = self._read_verified()
-        try:
-            file = self._write(before, dead)
-            with topic.lock:
-                if self._is_current():
-                    self._swap(before, dead, file)
-                    return file
-        except BaseException:
+        self._sizes = before.total_bytes()
+        self.file = self._write(before, dead)
+
+    def wait_for_syncs(self) -> None:
+        for pending in self._pending:
+            pending.result()
+
+    def sync_names(self) -> None:
+        if self.file is not None:
+            sync_directory(self.segment.files.disk, self.segment.files.directory)
+
+    def swap(self) -> None:
+        """Let the topic use the new files, unless the segment was removed meanwhile."""
+        with self.topic.lock:
+            if self.file is not None and self._is_current():
+                self._swap(self.file)
+                self.is_used = True
+
+    def remove_unused(self) -> None:
+        """Remove what was written and is not used. The next start removes what stays."""
+        if not self.is_used and (self.file is not None or self.failure is not None or self._pending):
+            for pending in self._pending:
+                wait([pending])
             self._remove_files()
-            raise
-        self._remove_files()
-        return None
 
     def _is_current(self) -> bool:
         return not self.topic.is_dropped and self.segment in self.topic.index.parts
@@ -391,15 +461,15 @@ class _SegmentRewrite:
         after = _scan_dense(content, segment.base, segment.stop, self.topic.id)
         if (difference := find_difference(before, after, dead)) is not None:
             raise WriteFailed(f"{self._path('.data')} is not what was to be written: {difference}; it is not used")
-        self.times_ms = int(after.ts_us[0]) // 1000, int(after.ts_us[-1]) // 1000
+        self._times_ms = int(after.ts_us[0]) // 1000, int(after.ts_us[-1]) // 1000
         entries = segment_index.build_entries(after, segment.base, segment.stop, size).tobytes()
         foot = sealed_segment.encode_footer(sealed_segment.build_footer(content, entries, first_seq=segment.base))
-        write_temporary(disk, f"{self._path('.idx')}.tmp", entries)
-        disk.rename(f"{self._path('.idx')}.tmp", self._path(".idx"))
-        write_tag_index(segment.files, segment.base, self.generation, foot, after)
-        if (compaction := self.topic.config.compaction) is not None:
-            write_key_index(segment.files, compaction, segment.base, segment.stop, self.generation, foot, after)
-        replace_file(disk, self._path(".foot"), foot)  # the names of all files are durable after it
+        tags = encode_tag_index(segment.base, foot, after)
+        compaction = self.topic.config.compaction
+        keys = compaction and encode_key_index(compaction, segment.base, segment.stop, foot, after)
+        for suffix, part in ((".idx", entries), (TAG_INDEX_SUFFIX, tags), (KEY_INDEX_SUFFIX, keys), (".foot", foot)):
+            if part:
+                self._write_file(suffix, part)
         self.on_written(len(entries) + len(foot))
         self._check_stop()
         return RewrittenFile(
@@ -414,8 +484,18 @@ class _SegmentRewrite:
             self._path(".data"),
         )
 
+    def _write_file(self, suffix: str, content: Buffer) -> None:
+        """Write a file beside the data and start its sync."""
+        file = self.segment.files.disk.open(self._path(suffix), "create")
+        try:
+            file.write(0, content)
+        except BaseException:
+            file.close()
+            raise
+        self._pending.append(self.syncs.sync_and_close(file))
+
     def _write_data(self, pieces: Iterable[Buffer]) -> int:
-        """Write the data file and sync it; return its size."""
+        """Write the data file and start its sync; return its size."""
         data = self.segment.files.disk.open(self._path(".data"), "create")
         pos, size, group = 0, 0, list[Buffer]()
         try:
@@ -431,32 +511,32 @@ class _SegmentRewrite:
                         pos, size, group = pos + size, 0, []
             if group:
                 data.writev(pos, _join_if_many(group))
-            data.sync()
-        finally:
+        except BaseException:
             data.close()
+            raise
+        self._pending.append(self.syncs.sync_and_close(data))
         return pos + size
 
     def _check_stop(self) -> None:
         if self.is_stopping():
             raise RewriteStopped(f"{self.topic.name}: the directory is being closed; nothing was changed")
 
-    def _swap(self, before: Rows, dead: BoolArray, file: RewrittenFile) -> None:
+    def _swap(self, file: RewrittenFile) -> None:
         """Let the topic use the new files. With the lock held."""
         topic, old, parts = self.topic, self.segment, self.topic.index.parts
-        deleted = dead | dead_records(topic, old)  # with deletions that came meanwhile
-        sizes = before.total_bytes()
+        deleted = self._dead | dead_records(topic, old)  # with deletions that came meanwhile
         new = Segment(
             old.files,
             old.base,
             old.stop,
             file.bytes_after,
             live=int((~deleted).sum()),
-            live_bytes=int(sizes[~deleted].sum()),
-            first_ts=self.times_ms[0],
-            last_ts=self.times_ms[1],
+            live_bytes=int(self._sizes[~deleted].sum()),
+            first_ts=self._times_ms[0],
+            last_ts=self._times_ms[1],
             sealed=True,
             generation=self.generation,
-            removed=int(dead.sum()),
+            removed=int(self._dead.sum()),
             cold=None if old.has_cold_copy else old.cold,  # a recalled segment stays on the disk
         )
         new.set_deleted(deleted)
@@ -471,7 +551,7 @@ class _SegmentRewrite:
         topic.context.tag_cache.drop(topic.id, old.base)
 
     def _remove_files(self) -> None:
-        """Remove the files of a rewrite that is not used. The next start removes what stays."""
+        """Remove the files of this generation."""
         files = self.segment.files
         files.unmap(self.segment.base, self.generation)
         with suppress(OSError):

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from tidelog import native
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats.rows import ScanStop
 from tidelog.types import Buffer, Ints
@@ -88,7 +89,6 @@ _HEADER = Struct("<IBBQQQHHI")
 _COVERED = Struct("<BBQQQHHI")  # the header without frame_len, which the checksum does not cover
 _SUM = Struct("<Q")
 _SUM_DTYPE: Final = np.dtype("<u8")
-_SHORT_BYTES: Final = 1024  # a copy of a frame shorter than this costs less than a view of it
 HEADER_BYTES: Final = 38
 KIND_OFFSET: Final = 4
 FLAGS_OFFSET: Final = 5
@@ -312,14 +312,7 @@ def read_headers(buf: Buffer, frame_pos: Ints) -> NDArray[np.void]:
 
 def count_valid_checksums(buf: Buffer, frame_pos: Ints, checksum_pos: Ints) -> int:
     """Count the frames before the first whose checksum does not hold. All of them are inside the buffer."""
-    view = memoryview(buf)
-    covered = int((checksum_pos - frame_pos).sum())
-    source = buf if isinstance(buf, bytes) and covered < len(frame_pos) * _SHORT_BYTES else view
-    ranges = zip((frame_pos + 4).tolist(), checksum_pos.tolist(), strict=True)
-    computed = np.array([xxh3_64_intdigest(source[lo:hi]) for lo, hi in ranges], _SUM_DTYPE)
-    stored = np.ndarray((len(view) - 7,), _SUM_DTYPE, view, strides=(1,))[checksum_pos]
-    wrong = np.flatnonzero(computed != stored)
-    return int(wrong[0]) if len(wrong) else len(frame_pos)
+    return native.count_valid_checksums(buf, np.ascontiguousarray(frame_pos), np.ascontiguousarray(checksum_pos))
 
 
 def _check_fields(

@@ -20,15 +20,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tidelog import native
 from tidelog.formats import batch, segment_index
 from tidelog.formats.frame import DURABLE, HEADER_BYTES, JSON, OVERHEAD_BYTES, encode_empty_appends, read_headers
-from tidelog.formats.rows import Rows, Span, copy_values, to_binary_array
+from tidelog.formats.rows import Rows, Span, copy_values
 from tidelog.types import Buffer, Ints
 
 TIME_STEP_MS: Final = 1_000
 EMPTY_BATCH_OVERHEAD_BYTES: Final = 54  # of a batch of empty records, which adds 4 bytes a record
 _KEPT, _EMPTY, _MIXED = range(3)
-_COMPARED_RECORDS: Final = 4096  # records that are compared at once
+_GROUP_BYTES: Final = 8 << 20  # of frames that are encoded at once
+_COMPARED_RECORDS: Final = 1 << 16  # records that are compared at once
 
 BoolArray = NDArray[np.bool_]
 
@@ -36,10 +38,28 @@ BoolArray = NDArray[np.bool_]
 def encode_without(rows: Rows, removed: BoolArray) -> Iterator[Buffer]:
     """Yield the frames of these rows, which are all records of a segment's data, without the bytes of the removed
     ones. The rows must have been verified."""
+    lo = 0
+    while lo < len(rows):
+        hi = int(np.searchsorted(rows.frame_pos, rows.frame_pos[lo] + _GROUP_BYTES))
+        end = int(rows.frame_pos[hi]) if hi < len(rows) else len(rows.buf)
+        group, gone = rows.slice(lo, hi), np.ascontiguousarray(removed[lo:hi])
+        frame_pos = np.ascontiguousarray(group.frame_pos)
+        target = memoryview(native.borrow_buffer(end - int(frame_pos[0])))
+        limits = TIME_STEP_MS, batch.FRAME_RECORDS_MAX
+        size = native.remove_records(target, rows.buf, frame_pos, gone, end, *limits)
+        if size >= 0:
+            yield target[:size]
+        else:
+            yield from _encode_group(group, gone, end)
+        lo = hi
+
+
+def _encode_group(rows: Rows, removed: BoolArray, end: int) -> Iterator[Buffer]:
+    """The general implementation, for frames that end at `end`."""
     buf = memoryview(rows.buf)
     first = np.append(0, np.flatnonzero(rows.frame_pos[1:] != rows.frame_pos[:-1]) + 1)
     starts, stops = rows.frame_pos[first], np.append(first[1:], len(rows))
-    ends = np.append(starts[1:], len(buf))
+    ends = np.append(starts[1:], end)
     gone = np.add.reduceat(removed, first, dtype=np.int64)
     is_mixed, is_empty = (gone > 0) & (gone < stops - first), gone == stops - first
     kind = np.where(is_mixed, _MIXED, np.where(is_empty, _EMPTY, _KEPT))
@@ -140,7 +160,9 @@ def _find_changed_column(before: Rows, after: Rows) -> str | None:
             present = other if one is None else one
             if present is not None and present.size.any():
                 return name
-        elif not to_binary_array(before.buf, one).equals(to_binary_array(after.buf, other)):
+        elif not np.array_equal(one.size, other.size) or not native.have_equal_values(
+            before.buf, one.pos, one.size, after.buf, other.pos
+        ):
             return name
     changed = (segment_index.record_flags(before) ^ segment_index.record_flags(after)) & segment_index.JSON
     return "kind" if changed.any() else None

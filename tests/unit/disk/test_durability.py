@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 import pytest
 
-from tidelog.disk.durability import read_file, remove_if_exists, replace_file, write_temporary
+from tidelog.disk.durability import (
+    ParallelSyncs,
+    SyncFailed,
+    read_file,
+    remove_if_exists,
+    replace_file,
+    write_temporary,
+)
 from tidelog.disk.interface import Disk
+from tidelog.disk.posix import PosixDisk
 from tidelog.testing import DiskCall, SimDisk
 
 OLD, NEW = b"o" * 900, b"n" * 1300
@@ -146,3 +155,31 @@ def test_read_file_and_remove_if_exists_accept_a_missing_file() -> None:
     disk = start(OLD, stale=False)
     assert (read_file(disk, "d/a"), read_file(disk, "d/no")) == (OLD, None)
     assert (remove_if_exists(disk, "d/a"), remove_if_exists(disk, "d/a")) == (True, False)
+
+
+def test_parallel_syncs_close_every_file_and_keep_each_error_apart(tmp_path: Path) -> None:
+    disk = PosixDisk()
+    files = [disk.open(f"{tmp_path}/{number}", "create") for number in range(6)]
+    files[3] = disk.open("/dev/null", "write")  # a device that cannot be synced
+    for file in files:
+        file.write(0, b"x" * 10_000)
+    with ParallelSyncs() as syncs:
+        pending = [syncs.sync_and_close(file) for file in files]
+    errors = [each.exception() for each in pending]
+    assert [type(error) for error in errors] == [type(None)] * 3 + [SyncFailed] + [type(None)] * 2
+    assert [file.descriptor for file in files] == [None] * 6
+
+
+def test_a_file_without_a_descriptor_is_synced_when_it_is_handed_over() -> None:
+    disk = SimDisk()
+    disk.make_dir("d")
+    file = disk.open("d/f", "create")
+    file.write(0, b"content")
+    disk.sync_dir("d")
+    with ParallelSyncs() as syncs:
+        pending = syncs.sync_and_close(file)
+        assert pending.done()
+        disk.fail_sync("dropped")
+        failed = syncs.sync_and_close(disk.open("d/f", "write"))
+        assert isinstance(failed.exception(), SyncFailed)
+    assert read_file(disk.crash_image("none"), "d/f") == b"content"

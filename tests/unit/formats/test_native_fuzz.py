@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tidelog import _native, _pure_python
+from tidelog.formats import batch
 
 ROUNDS: Final = int(os.environ.get("TIDELOG_FUZZ_ROUNDS", "1500"))
 EDGES: Final = (
@@ -156,3 +157,35 @@ def test_responses_with_random_arguments() -> None:
         elif sum(abs(count) for count in counts) < 10_000:
             tried(_native.encode_write_responses, first, counts, took_us, *parts)
         tried(_native.encode_write_responses, first, [1 << 62, -1], [0, 0], *parts)
+
+
+def test_frames_with_random_arguments() -> None:
+    """Positions that no scan returns: nothing outside of the buffers is read or written."""
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        frames = [
+            batch.encode_many(7, 1 + 3 * n, 5, [octets(random, 40) for _ in range(3)], flags=random.choice([0, 16]))[0]
+            for n in range(random.randrange(1, 4))
+        ]
+        buf = bytearray(b"".join(frames))
+        for _ in range(random.choice([0, 0, 1, 3])):  # fields of frames, with any value
+            buf[random.randrange(len(buf))] = random.choice([0, 1, 255, random.randrange(256)])
+        starts = np.cumsum([0, *map(len, frames)])[:-1]
+        ends = np.append(starts[1:], len(buf)) - 8
+        if random.random() < 0.3:
+            at = random.randrange(len(starts))
+            random.choice([starts, ends])[at] = number(random)
+        counts = [tried(module.count_valid_checksums, bytes(buf), starts, ends) for module in (_native, _pure_python)]
+        assert counts[0] == counts[1], seed
+        frame_pos = np.repeat(starts, random.choice([1, 3, 3, 3, 4]))
+        removed = np.array([random.random() < 0.5 for _ in frame_pos], bool)
+        target = bytearray(random.choice([0, 50, len(buf), len(buf)]))
+        end = random.choice([len(buf), len(buf), number(random)])
+        size = tried(
+            _native.remove_records, target, bytes(buf), frame_pos, removed, end, 1000, random.choice([1, 2, 9])
+        )
+        assert size is None or -1 <= size <= len(target), seed
+        values = [np.array([random.randrange(-1, 40) for _ in range(3)]) for _ in range(3)]
+        other = octets(random)
+        arguments = (bytes(buf), values[0], values[1], other, values[2])
+        assert tried(_native.have_equal_values, *arguments) == tried(_pure_python.have_equal_values, *arguments), seed
