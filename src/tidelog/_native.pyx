@@ -1433,7 +1433,7 @@ def remove_records(target, buf, frame_pos, removed, int64_t end, int64_t time_st
         if it.frame_pos[i] < before or (i and 0 < it.frame_pos[i] - before < OVERHEAD_BYTES):
             raise ValueError("frames are in order, and none is shorter than a header and a checksum")
         before = it.frame_pos[i]
-    if end - before < OVERHEAD_BYTES:
+    if end < before or end - before < OVERHEAD_BYTES:
         raise ValueError("a frame is outside of the buffer")
     cdef bint done
     with nogil:

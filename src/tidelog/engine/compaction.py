@@ -27,7 +27,7 @@ import numpy as np
 from tidelog.engine import delete, retention
 from tidelog.engine.context import EngineContext
 from tidelog.engine.delete import MatchedRecords
-from tidelog.engine.key_index import KeyIndex, KeyTable
+from tidelog.engine.key_index import KeyIndex, KeyTable, merge_seqs
 from tidelog.engine.record_keys import selector_of
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import CompactionProgress, TopicState
@@ -195,12 +195,13 @@ class _Run:
         now_ms = self._topic.context.now_ms()
         is_due = (times + self._delay_ms <= now_ms) & (tombstones <= horizon)
         # A tombstone that a later record replaced is removed as any other replaced record.
-        is_replaced = np.isin(tombstones, replaced)
+        at = np.searchsorted(replaced, tombstones)
+        is_replaced = np.append(replaced, -1)[at] == tombstones
         due = tombstones[is_due & ~is_replaced]
         kept_ms = int(times[~is_due & ~is_replaced].min(initial=np.iinfo(np.int64).max))
         if kept_ms < np.iinfo(np.int64).max:
             self._oldest_tombstone_ms = min(self._oldest_tombstone_ms or kept_ms, kept_ms)
-        seqs = np.union1d(replaced[replaced <= horizon], due)
+        seqs = merge_seqs(replaced[: np.searchsorted(replaced, horizon, "right")], due)
         for lo in range(0, len(seqs), _FRAME_RECORDS):
             self._submit(seqs[lo : lo + _FRAME_RECORDS], stop, 0, due)
 
@@ -249,7 +250,7 @@ class _Run:
                 topic.submit(commit)
             removed = commit.future.wait()
             break
-        self._tombstones += int(np.isin(matched.seqs, tombstones).sum())
+        self._tombstones += int(np.isin(matched.seqs, tombstones).sum()) if len(tombstones) else 0
         self._removed = SizeCount(self._removed.records + removed.records, self._removed.bytes + removed.bytes)
         stats = topic.context.compaction_stats
         stats.records, stats.bytes = stats.records + removed.records, stats.bytes + removed.bytes

@@ -97,10 +97,15 @@ def _concat(runs: list[Run]) -> Run:
 
 def _newest_of(run: Run) -> Run:
     """Sort by digest and keep the newest record of each key."""
-    run = run.take(np.lexsort((run.seqs, run.low, run.high)))
-    is_last = np.ones(len(run.seqs), bool)
-    is_last[:-1] = (run.high[1:] != run.high[:-1]) | (run.low[1:] != run.low[:-1])
-    return run.take(is_last)
+    # Runs follow each other, oldest first, and each is sorted: a stable sort by half a digest only merges them. That
+    # takes a fifth of the time of a sort by all columns, which is right for any order.
+    merged = run.take(np.argsort(run.high, kind="stable"))
+    is_same = (merged.high[1:] == merged.high[:-1]) & (merged.low[1:] == merged.low[:-1])
+    is_split = (merged.high[1:] == merged.high[:-1]) & ~is_same
+    if is_split.any() or (merged.seqs[1:] < merged.seqs[:-1])[is_same].any():
+        merged = run.take(np.lexsort((run.seqs, run.low, run.high)))
+        is_same = (merged.high[1:] == merged.high[:-1]) & (merged.low[1:] == merged.low[:-1])
+    return merged.take(np.append(~is_same, True)) if len(merged.seqs) else merged
 
 
 class KeyTable:
@@ -185,14 +190,25 @@ class KeyTable:
 
     def tombstones(self, live: Callable[[Ints], Ints]) -> Ints:
         """Return the live tombstones, ascending. Those that are gone are forgotten."""
-        seqs = live(np.unique(np.concatenate([_NO_SEQS, *self._tombstones])))
+        seqs = live(merge_seqs(*self._tombstones))
         self._tombstones = [seqs]
         return seqs
 
 
+def merge_seqs(*parts: Ints) -> Ints:
+    """Return the seqs of all parts, ascending, each once. For parts that ascend a tenth of the time of `np.unique`."""
+    seqs = np.concatenate([_NO_SEQS, *parts])
+    if (seqs[1:] <= seqs[:-1]).any():
+        seqs.sort(kind="stable")
+        seqs = seqs[np.append(True, seqs[1:] != seqs[:-1])]
+    return seqs
+
+
 def _keep_live(run: Run, live: Callable[[Ints], Ints]) -> Run:
-    seqs, first = np.unique(run.seqs, return_index=True)
-    return run.take(first[np.searchsorted(seqs, live(seqs))])
+    run = run.take(np.argsort(run.seqs, kind="stable"))
+    run = run.take(np.append(True, run.seqs[1:] != run.seqs[:-1])) if len(run.seqs) else run
+    alive = live(run.seqs)
+    return run if len(alive) == len(run.seqs) else run.take(np.searchsorted(run.seqs, alive))
 
 
 class KeyTables:
