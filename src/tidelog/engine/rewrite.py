@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -416,10 +416,8 @@ class _SegmentRewrite:
                 self.is_used = True
 
     def remove_unused(self) -> None:
-        """Remove what was written and is not used. The next start removes what stays."""
+        """Remove what was written and is not used, after all syncs. The next start removes what stays."""
         if not self.is_used and (self.file is not None or self.failure is not None or self._pending):
-            for pending in self._pending:
-                wait([pending])
             self._remove_files()
 
     def _is_current(self) -> bool:
