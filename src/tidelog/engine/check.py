@@ -285,10 +285,11 @@ class DirectoryCheck:
             )
         except (Refused, Damaged) as error:
             return [Finding("start", ".", None, str(error))]
-        counts = [topic.index.count for topic in opened.topics.resident() if not topic.name.startswith(OWN)]
+        topics = [topic for name in opened.topics.names() if (topic := opened.topics.get(name)) is not None]
+        counts = [topic.index.count for topic in topics if not topic.name.startswith(OWN)]
         self.topics, self.records = len(counts), sum(counts)
         findings = [Finding("start", ".", None, reason) for reason in opened.report.damage]
-        for topic in opened.topics.resident():
+        for topic in topics:
             findings += [each._replace(file=_relative(self._root, each.file)) for each in _check_wal_blobs(topic)]
             findings += self._find_blob_leftovers(topic)
         return findings

@@ -447,7 +447,9 @@ def _has_object(topic: TopicState, row: ColdRow) -> bool:
 
 def _adopt_reloaded(topic_state: TopicState, topics: TopicTable) -> None:
     """Replace a read-only topic by its reloaded state."""
-    reloaded = next((topic for topic in topics.resident() if topic.id == topic_state.id), None)
+    reloaded = topics.get(topic_state.name)
+    if reloaded is not None and reloaded.id != topic_state.id:
+        reloaded = None
     with topic_state.lock:
         topic_state.context.wal_files_synced = False
         if reloaded is None:

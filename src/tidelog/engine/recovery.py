@@ -57,7 +57,7 @@ from tidelog.engine.segment import Segment, format_file_name
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, CompactionProgress, TopicState
 from tidelog.engine.topic_table import IdleTotals
-from tidelog.errors import Corrupt, Damaged
+from tidelog.errors import Corrupt, Damaged, Unavailable
 from tidelog.formats import control_frames, frame, large_record, scan, segment_index
 from tidelog.formats.control_frames import Body
 from tidelog.formats.frame import (
@@ -640,13 +640,16 @@ def recover(context: EngineContext, report: RecoveryReport, progress: Progress, 
     loaded = manifest.load_newest(context.disk, context.root)
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     missing: list[MissingBytes] = []
-    if writable and len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults:
+    has_idle = len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults
+    if has_idle:
         groups = _read_shards(context, loaded, report, progress)
-        idle, totals, used = _find_idle_topics(context, loaded, groups)
+        idle, totals, used = _find_idle_topics(context, loaded, groups, writable=writable)
     else:
         # Before the WAL is read: a writer beside this engine may drop a topic and remove its files meanwhile.
         groups, idle, totals, used = None, {}, IdleTotals(), loaded.manifest
     topics_by_id = {row.id: _restore_topic(context, row, missing) for row in used.topics}
+    if has_idle and missing and not writable:
+        _check_not_dropped(context, loaded, _dropped_topics(groups or ()), missing)
     groups = groups or _read_shards(context, loaded, report, progress)
     manager.restore_from_manifest(topics_by_id, used)
     replayed = TopicReplayer(context, topics_by_id, used, report)
@@ -700,10 +703,10 @@ def _find_changed(
 
 
 def _find_idle_topics(
-    context: EngineContext, loaded: LoadedManifest, groups: Sequence[ShardRecovery]
+    context: EngineContext, loaded: LoadedManifest, groups: Sequence[ShardRecovery], *, writable: bool
 ) -> tuple[dict[str, TopicEntry], IdleTotals, Manifest]:
-    """Return the topics that need no recovery, by name, their totals, and the manifest of the others. Files of both are
-    checked."""
+    """Return the topics that need no recovery, by name, their totals, and the manifest of the others. A writer checks
+    the files of both; a reader finds what a writer beside it has changed when it loads a topic."""
     entries = loaded.topics
     if any(group.replay.losses or group.replay.missing_file for group in groups):
         return {}, IdleTotals(), loaded.manifest  # any topic may have lost something
@@ -727,23 +730,29 @@ def _find_idle_topics(
         is_leased = row.queue is not None and bool(row.queue.leases or row.queue.delayed)
         has_work = is_reserved or is_leased or bool(row.consumers) or bool(row.blobs) or config.compaction is not None
         is_plain = not has_work and config.durability != "ephemeral"
-        if is_plain and not _has_dead_bytes(row) and _has_exact_files(context, row):
+        if is_plain and not (writable and (_has_dead_bytes(row) or not _has_exact_files(context, row))):
             idle[entry.name] = entry
             totals.add(entry, row, config)
             due_ms = _idle_due_ms(context.limits.segment_age_ms_max, config.ttl_ms, row)
             due += [] if due_ms is None else [(due_ms, row.id, row.name)]
-    context.schedule.schedule_idle(due)
+    if writable:
+        context.schedule.schedule_idle(due)
     context.quota.acquire_unchecked(sum(entry.size for entry in idle.values()))
     used = (entry for entry in entries.values() if entry.name not in idle)
     return idle, totals, manifest.build_manifest(used, loaded.positions)
 
 
 def _has_exact_files(context: EngineContext, row: TopicRow) -> bool:
-    """Whether the data files of a topic are as long as the manifest says. A lost index is rebuilt on first use."""
+    """Whether the data files of a topic are as long as the manifest says, and there are none of segments in the cold
+    tier, for those are removed. A lost index is rebuilt on first use."""
     directory, stat_file = topic_directory(context.root, row.id), context.disk.stat
     for segment in row.segments:
         stat = stat_file(join(directory, format_file_name(segment.base, segment.generation, ".data")))
-        if stat is None or stat.size != segment.size or segment.unproven:
+        if segment.cold is not None and segment.cold.key:
+            is_exact = stat is None
+        else:
+            is_exact = stat is not None and stat.size == segment.size
+        if not is_exact or segment.unproven:
             return False
     return True
 
@@ -759,19 +768,37 @@ def _idle_due_ms(segment_age_ms: int, ttl_ms: int, row: TopicRow) -> int | None:
 
 
 def load_idle_topic(
-    context: EngineContext, entry: TopicEntry, positions: Positions, report: RecoveryReport
-) -> TopicState:
-    """Load a topic that an open left idle."""
+    context: EngineContext, entry: TopicEntry, positions: Positions, report: RecoveryReport, *, writable: bool
+) -> tuple[TopicState, list[MissingBytes]]:
+    """Load a topic that an open left idle; `report_missing` what its files lack."""
     row = manifest.decode_row(entry, positions)
     missing: list[MissingBytes] = []
     context.quota.release(entry.size)
     topic = _restore_topic(context, row, missing)
     topic.applied_router_frame = topic.staged_router_frame = row.wired
+    _finish_topic(topic, report, writable=writable)
+    return topic, missing
+
+
+def report_missing(topic: TopicState, missing: Sequence[MissingBytes], report: RecoveryReport) -> None:
+    """Report the damage of a topic that was loaded on its first use."""
     report.damage += topic.damage
     for place in missing:
         topic.report_corruption(place.where, place.reason)
-    _finish_topic(topic, report, writable=True)
-    return topic
+
+
+def _dropped_topics(groups: Sequence[ShardRecovery]) -> set[int]:
+    return {topic_id for group in groups for topic_id, each in group.contents.topics.items() if each.is_dropped}
+
+
+def _check_not_dropped(
+    context: EngineContext, loaded: LoadedManifest, known: set[int], missing: Sequence[MissingBytes]
+) -> None:
+    """For a reader that has read the WAL before the files: raise Unavailable if a writer has dropped a topic with files
+    that are missing, besides the known ones, so that the open starts over."""
+    unexplained = {place.topic.id for place in missing} - known
+    if unexplained & _dropped_topics(_read_shards(context, loaded, RecoveryReport(), lambda *_: None)):
+        raise Unavailable(f"{context.root}: a topic was dropped while it was read; nothing was changed, try again")
 
 
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────

@@ -31,7 +31,7 @@ from tidelog.engine.cold_reader import ColdReader
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR, EngineContext, Quota
 from tidelog.engine.manifest import GroupRow, LoadedManifest, Positions, TopicEntry, TopicRow
-from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover
+from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover, report_missing
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
 from tidelog.engine.tag_search import TagCache
@@ -233,13 +233,33 @@ def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) 
             return OpenedEngine(
                 context,
                 None,
-                TopicTable(recovered.topics),
+                TopicTable(
+                    recovered.topics,
+                    recovered.idle,
+                    partial(_load_idle_in_reader, context, recovered.loaded.positions, report),
+                    recovered.idle_totals,
+                ),
                 recovered.next_topic_id,
                 CheckpointState(manifest.ManifestStore(context.disk, context.root, recovered.loaded)),
                 report,
                 lambda: _open_reader(make_context, progress),
             )
     raise last_error or Unavailable("the directory changes faster than it can be read; nothing was changed, try again")
+
+
+def _load_idle_in_reader(
+    context: EngineContext, positions: Positions, report: RecoveryReport, entry: TopicEntry
+) -> TopicState:
+    """Load a topic on its first use, beside a writer that may have dropped it or replaced its files since the open."""
+    topic, missing = load_idle_topic(context, entry, positions, report, writable=False)
+    if missing and context.reload_topics is not None:
+        topics = context.reload_topics()
+        if not topics.has_idle(entry):
+            current = topics.get(entry.name)
+            topic.is_dropped = current is None
+            return current or topic
+    report_missing(topic, missing, report)
+    return topic
 
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +344,8 @@ def _load_idle_topic(
     context: EngineContext, positions: Positions, report: RecoveryReport, entry: TopicEntry
 ) -> TopicState:
     """Load a topic on its first use, with pass 6 for its files."""
-    topic = load_idle_topic(context, entry, positions, report)
+    topic, missing = load_idle_topic(context, entry, positions, report, writable=True)
+    report_missing(topic, missing, report)
     segments = [part for part in topic.index.parts if isinstance(part, Segment)]
     for part in segments:
         _repair_segment(context.disk, part, report)

@@ -208,14 +208,14 @@ class Tiers:
             self._backoff_ms = 0
 
     def _load_if_due(self, name: str) -> None:
-        """Load an idle topic with segments to move, or with files of moved ones to remove: loading adds it to the
-        topics with sealed segments."""
+        """Load an idle topic with segments to move: loading adds it to the topics with sealed segments. Its data files
+        of moved ones are removed, or it would not be idle."""
         row = self._table().idle_row(name)
         if row is None:
             return
         sealed = [segment for segment in row.segments if segment.sealed]
         due = select_cold(sealed, *self._retained(TopicConfig.from_json(row.config)))
-        if any(segment.cold is not None for segment in sealed) or due:
+        if any(segment.cold is None for segment in due):
             self._table().get(name)
 
     def _run(self, topics: Sequence[TopicState], pause: Callable[[int], None]) -> None:
@@ -376,8 +376,8 @@ class Tiers:
         return TierStatus(
             None if self.store is None else self.store.address,
             self.is_enabled,
-            len(hot) + idle.sealed_segments,
-            sum(place.bytes for place in hot) + idle.sealed_bytes,
+            len(hot) + idle.hot_segments,
+            sum(place.bytes for place in hot) + idle.hot_bytes,
             len(cold) + idle.cold_segments,
             sum(place.bytes for place in cold) + idle.cold_bytes,
             sum(place.object_bytes for place in cold) + idle.object_bytes,

@@ -40,9 +40,9 @@ class IdleTotals:
     records: int = 0
     bytes: int = 0
     by_class: Counter[str] = field(default_factory=Counter)
-    sealed_segments: int = 0  # all of them on the disk
-    sealed_bytes: int = 0
-    cold_segments: int = 0  # of these, copied to the cold store as well
+    hot_segments: int = 0  # sealed ones
+    hot_bytes: int = 0
+    cold_segments: int = 0
     cold_bytes: int = 0
     object_bytes: int = 0
 
@@ -54,13 +54,13 @@ class IdleTotals:
         self.bytes += sign * entry.size
         self.by_class[config.durability] += sign
         for segment in row.segments:
-            if segment.sealed:
-                self.sealed_segments += sign
-                self.sealed_bytes += sign * segment.size
-                if segment.cold is not None and segment.cold.key:
-                    self.cold_segments += sign
-                    self.cold_bytes += sign * segment.size
-                    self.object_bytes += sign * segment.cold.length
+            if segment.cold is not None and segment.cold.key:
+                self.cold_segments += sign
+                self.cold_bytes += sign * segment.size
+                self.object_bytes += sign * segment.cold.length
+            elif segment.sealed:
+                self.hot_segments += sign
+                self.hot_bytes += sign * segment.size
 
 
 class TopicTable:
@@ -148,6 +148,11 @@ class TopicTable:
             while self._added:
                 self._names.append(self._added.popleft())
             self._names.sort()
+
+    def has_idle(self, entry: TopicEntry) -> bool:
+        """Whether a topic is idle with this row."""
+        found = self._idle.get(entry.name)
+        return found is not None and found.row == entry.row
 
     def idle_row(self, name: str) -> TopicRow | None:
         """Return the row of an idle topic; None: it is loaded, or does not exist."""

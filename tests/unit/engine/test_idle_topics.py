@@ -81,7 +81,7 @@ def test_totals_of_idle_topics_are_what_the_topics_add_up_to() -> None:
 
     check()
     assert log.idle_totals.queues == 1
-    segments = log.idle_totals.sealed_segments
+    segments = log.idle_totals.hot_segments
     assert segments >= 2
     hot = log.tier_status().hot_segments
     assert hot > segments, "those of topics that are not idle"
@@ -89,7 +89,7 @@ def test_totals_of_idle_topics_are_what_the_topics_add_up_to() -> None:
         log.topic(name)
         check()
         assert log.tier_status().hot_segments == hot, "counted once, wherever the topic is"
-    assert (log.idle_totals.topics, log.idle_totals.sealed_bytes) == (0, 0)
+    assert (log.idle_totals.topics, log.idle_totals.hot_bytes) == (0, 0)
 
 
 def test_a_crash_leaves_topics_without_frames_idle() -> None:
@@ -251,3 +251,106 @@ def test_a_power_cut_during_first_uses_loses_nothing(cut: int) -> None:
         found = contents(log)
         for name, was in before.items():
             assert [record for record in found[name].records if record.tag == "x"] == was.records, name
+
+
+# Read-only ------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_loads_topics_on_their_first_use() -> None:
+    world = filled()
+    world.log.topic("t03").delete(seqs=[2])
+    before = contents(world.log)
+    world.log.close()
+    reader = world.reader()
+    assert not reader.report.damage
+    assert len(idle_names(reader)) == COUNT
+    assert {each.topic: each.count for each in reader.topics()} == {
+        name: reader.topic(name, create=False).count for name in before
+    }
+    assert idle_names(reader) == set()
+    assert contents(reader) == before
+
+
+def test_a_reader_finds_what_the_writer_changed_in_a_topic_that_it_has_not_used() -> None:
+    """Topics that were dropped, dropped and made again, appended to, and rewritten after the open of the reader."""
+    world = filled(rewrite_dead_percent=0)
+    log = world.restart("reopen")
+    reader = world.reader()
+    assert idle_names(reader) >= {"t00", "t03", "t06", "t09"}
+    log.drop("t00")
+    log.drop("t03")
+    log.topic("t03", durability="fsync").append(b"of the new one")
+    log.topic("t06").append(b"later")
+    log.topic("t09").seal()
+    log.topic("t09").delete(seqs=[1, 2])
+    for _ in range(3):
+        log.checkpoint()
+        log.tick()
+    log.rewrite("t09", force=True)
+    for _ in range(3):
+        log.topic("t06").append(b"later still")
+        log.checkpoint()
+    assert [record.seq for record in reader.topic("t09", create=False).read().records] == [3, 4, 6]
+    assert datas(reader.topic("t03", create=False)) == [b"of the new one"]
+    with pytest.raises(TopicNotFound):
+        reader.topic("t00", create=False).read()
+    assert reader.topic("t06", create=False).read().records[0].seq == 3
+    assert not reader.report.damage
+    assert reader.health().ok
+    reader.refresh()
+    assert contents(reader) == contents(log)
+
+
+def test_a_reader_reports_a_lost_file_of_a_topic_on_its_first_use() -> None:
+    world = filled()
+    world.log.close()
+    reader = world.reader()
+    (path,) = (path for path in world.disk.tree() if path.endswith("00000004/seg-0000000000000001.data"))
+    world.disk.remove(path)
+    assert reader.health().ok
+    reader.topic("t03", create=False)
+    assert not reader.health().ok
+    assert any(path in each for each in reader.report.damage)
+
+
+def test_a_topic_that_is_dropped_while_a_reader_opens_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The WAL is read before the files: the drop is in neither."""
+    world = filled()
+    log = world.restart("reopen")
+    log.topic("t05").append(b"in the WAL")
+    find, pending = recovery._find_idle_topics, [True]
+
+    def drop_first(*args: Any, **options: Any) -> Any:
+        found = find(*args, **options)
+        if pending and not options["writable"]:
+            pending.clear()
+            log.drop("t05")
+            log.tick()
+        return found
+
+    monkeypatch.setattr(recovery, "_find_idle_topics", drop_first)
+    reader = world.reader()
+    assert not pending
+    assert not reader.report.damage
+    assert "t05" not in reader.names()
+
+
+def test_topics_in_the_cold_tier_are_idle() -> None:
+    world = EngineHarness(**TINY, cold="cold", hot_retain_segments=0)
+    for number in range(4):
+        topic = world.log.topic(f"t{number}", durability="fsync")
+        topic.append([number] * 9)
+        topic.seal()
+    world.log.relocate()
+    before = contents(world.log)
+    for log in (world.restart("reopen"), world.reader()):
+        assert len(idle_names(log)) == 4
+        status = log.tier_status()
+        assert (status.cold_segments, status.hot_segments) == (len(log.segment_places()), 0)
+    log = world.restart("reopen")
+    log._tiers.run()
+    assert len(idle_names(log)) == 4, "nothing is to be moved"
+    log.drop("t0")
+    log._tiers.relocate([])
+    assert not [path for path in world.disk.tree() if path.startswith("cold/topics/00000001")]
+    assert contents(log) == {name: rows for name, rows in before.items() if name != "t0"}
