@@ -409,3 +409,55 @@ def test_an_erasure_of_a_lost_object_is_incomplete_until_it_is_back() -> None:
         disk.write_file(first, content)
         assert topic.erase(seqs=[2]).records_before == 1
         assert [seq for seq, _ in read_all(topic)] == [1, *range(3, 18)]
+
+
+def test_an_erasure_beside_a_store_that_is_not_mounted_does_not_say_that_nothing_changed() -> None:
+    disk = SimDisk()
+    moved(disk)
+    with open_database(disk, cold="cold", hot_retain_segments=0) as db:
+        topic = db.topic("t")
+        disk.rename("cold", "away")
+        with pytest.raises(ErasureIncomplete, match="the records are deleted"):
+            topic.erase(seqs=[17])
+        assert topic.count == 16
+        disk.rename("away", "cold")
+        assert topic.erase(seqs=[17]).number == 1
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_latest_is_the_same_where_segments_are_in_the_cold_tier(compression: str) -> None:
+    disk = SimDisk()
+    settings: dict[str, Any] = {"cold": "cold", "hot_retain_segments": 0, "cold_compression": compression}
+
+    def table(db: tidelog.Database) -> dict[str, int]:
+        latest = db.topic("t").latest()
+        pages = [latest.page(3)]
+        while pages[-1].next_after is not None:
+            pages.append(latest.page(3, pages[-1].next_after))
+        found = {each.key: each.record.seq for page in pages for each in page.records}
+        assert found == {each.key: each.record.seq for each in latest}
+        assert sorted(found.values()) == latest.to_arrow().column("seq").to_pylist()
+        assert all((record := latest.get(key)) is not None and record.seq == seq for key, seq in found.items())
+        return found
+
+    with open_database(disk, **settings) as db:
+        topic = db.topic("t", durability="fsync", compaction="/id")
+        for number in range(41):
+            topic.append({"id": number % 11, "n": number})
+        db.checkpoint()
+        before = table(db)
+        assert db.relocate().segments == 5
+        assert table(db) == before
+    with open_database(disk, **settings) as db:
+        assert table(db) == before
+        assert db.topic("t").latest("gone") is None
+        first = before.pop("8")  # its newest record is in the cold tier
+        db.topic("t").delete(seqs=[first])
+        assert table(db) == before
+        assert db.topic("t").compact().records == 41 - 3 - len(before)  # the older ones of key 8 went with it
+        assert table(db) == before
+        db.topic("t").rewrite(force=True)
+        db.relocate()
+        assert table(db) == before
+    with open_database(disk, read_only=True, cold="cold") as reader:
+        assert table(reader) == before

@@ -46,7 +46,7 @@ from tidelog.engine.segment import Segment, Tier, format_file_name, record_sizes
 from tidelog.engine.tag_search import TAG_INDEX_SUFFIX, write_tag_index
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
-from tidelog.errors import BadInput, Corrupt, Damaged, Error, ReadOnly, StoreUnavailable
+from tidelog.errors import BadInput, Corrupt, Damaged, Error, ReadOnly, StoreUnavailable, WrongStore
 from tidelog.formats import cold_object, scan, sealed_segment, segment_index
 from tidelog.formats.cold_object import BLOCK_BYTES
 from tidelog.formats.sealed_segment import Footer
@@ -348,10 +348,10 @@ class Tiers:
                     ErasedFile(f"{store.address}/{each.key}", "removed", each.length, "")
                     for each in store.remove_leftovers(f"{_OBJECTS_DIR}/{topic_id:08X}")
                 ]
-        except StoreUnavailable as error:
+        except (StoreUnavailable, WrongStore) as error:
             raise ErasureIncomplete(
-                f"{error} Objects of the cold store still hold bytes of the erased records; no receipt was written, "
-                "erase them again when the store answers"
+                f"the records are deleted, and objects of the cold store {store.address} may still hold their bytes; "
+                f"no receipt was written, erase them again when the store can be used ({error})"
             ) from error
         self.deleted_objects += len(erased)
         if scheme_of(store.address) in (None, "file", "hdfs"):
