@@ -1,8 +1,9 @@
 """The `/v0` contract, as server and client see it: bodies of requests, limits, errors, and opaque cursors.
 
-Types are strict (no 1.0 for 1, no null where the contract has none); unknown fields are ignored. A record's data stays
-the bytes that arrived: it is checked to be JSON and not decoded. The OpenAPI document is generated from these types and
-from `server.response_types`: class names are names of components, docstrings and `described` are its texts.
+Types are strict (no 1.0 for 1, no null where the contract has none); a `BodyDecoder` finds unknown fields. A record's
+data stays the bytes that arrived: it is checked to be JSON and not decoded. The OpenAPI document is generated from
+these types and from `server.response_types`: class names are names of components, docstrings and `described` are its
+texts.
 
 A cursor is base64url without padding, so that a client can paste it into a URL:
 list page    {"after":"orders"}       SSE id    {"jobs":2,"orders":17}    every topic of the session, keys sorted
@@ -10,11 +11,25 @@ list page    {"after":"orders"}       SSE id    {"jobs":2,"orders":17}    every 
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from inspect import isfunction, signature
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -524,6 +539,57 @@ class BadBody(Exception):
     """A body that is not of its endpoint's type; the text says where and why."""
 
 
+class UnknownField(BadBody):
+    """A body with a field that its type does not have."""
+
+    def __init__(self, name: str, where: str) -> None:
+        super().__init__(f"there is no field {name[:80]!r}{where}")
+        self.name, self.where = name, where
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes bodies of one type: `decode` refuses fields that the type does not have, at every depth, `lenient`
+    ignores them. Both cost the same, so a body is decoded strictly first, and again only if it has such a field."""
+
+    __slots__ = ("decode", "field_names", "lenient")
+
+    def __init__(self, type_: type[T]) -> None:
+        names: set[str] = set()
+        self.lenient = json_decoder(type_)
+        self.decode: Callable[[bytes], T] = json_decoder(_forbid_unknown_fields(type_, names)).decode
+        self.field_names = frozenset(names)
+
+
+def body_decoder(type_: type[T]) -> BodyDecoder[T]:
+    return BodyDecoder(type_)
+
+
+def _forbid_unknown_fields(hint: Any, names: set[str]) -> Any:
+    """Return a type that decodes the same and refuses unknown fields; add the names of all fields to `names`."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        hints, changed = get_type_hints(hint, include_extras=True), []
+        for each in msgspec.structs.fields(hint):
+            names.add(each.encode_name)
+            inner = _forbid_unknown_fields(hints[each.name], names)
+            if inner is not hints[each.name]:
+                field = msgspec.field(default=each.default, default_factory=each.default_factory, name=each.encode_name)
+                changed.append((each.name, inner, field))
+        return msgspec.defstruct(
+            hint.__name__, changed, bases=(hint,), forbid_unknown_fields=True, kw_only=True, module=hint.__module__
+        )
+    parts = () if get_origin(hint) is Literal else get_args(hint)
+    inner_parts = tuple(_forbid_unknown_fields(part, names) for part in parts)
+    if all(inner is part for inner, part in zip(inner_parts, parts, strict=True)):
+        return hint
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return Annotated[(inner_parts[0], *hint.__metadata__)]
+    return Union[inner_parts] if origin in (Union, UnionType) else origin[inner_parts]  # noqa: UP007 - computed
+
+
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(.*)`)?", re.DOTALL)
+
+
 def json_decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
     return msgspec.json.Decoder(type_)
 
@@ -533,13 +599,16 @@ def is_nested_too_deep(body: bytes) -> bool:
     return body.count(b"[") + body.count(b"{") > _BODY_DEPTH_MAX and native.json_depth(body) > _BODY_DEPTH_MAX
 
 
-def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a body. Raises BadBody where it is not JSON, not UTF-8, nested too deep or of another type."""
+def decode_body(decoder: msgspec.json.Decoder[T] | BodyDecoder[T], body: bytes) -> T:
+    """Decode a body. Raises BadBody where it is not JSON, not UTF-8, nested too deep or of another type, and
+    UnknownField where a `BodyDecoder` meets one."""
     try:
         if not body.isascii():
             body.decode()  # msgspec does not check that a Raw field is UTF-8
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        if (unknown := _UNKNOWN_FIELD.fullmatch(str(error))) and not is_nested_too_deep(body):
+            raise UnknownField(unknown[1], f" in {unknown[2][:80]}" if unknown[2] else "") from None
         raise BadBody("the body is nested too deep" if is_nested_too_deep(body) else str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"the body is not JSON: {error}") from None

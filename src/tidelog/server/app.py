@@ -26,6 +26,7 @@ from tidelog.http.interface import (
     BodyPolicy,
     Exchange,
     FastHandler,
+    Headers,
     Request,
     RequestIds,
     Response,
@@ -53,8 +54,19 @@ from tidelog.server.handlers import (
     websocket,
 )
 from tidelog.server.handlers.fast_handlers import FastRequests, FastWrites
-from tidelog.server.openapi import build_document, operation
-from tidelog.server.request import BULK_CONTENT_TYPES, JSON_TYPE, Endpoint, Handler, RequestContext, path_segments
+from tidelog.server.openapi import build_document, operation, query_schemas
+from tidelog.server.request import (
+    BULK_CONTENT_TYPES,
+    FLAG_VALUES,
+    JSON_TYPE,
+    Endpoint,
+    Handler,
+    RequestContext,
+    encode_json,
+    is_number,
+    nearest_name,
+    path_segments,
+)
 from tidelog.server.service import Service
 
 
@@ -272,6 +284,7 @@ def find_route(path: str) -> RouteMatch | None:
 _log = logging.getLogger("tidelog.server")
 _NO_BODY_LIMIT: Final = 1 << 62
 _SMALL_BODY_BYTES_MAX: Final = 1 << 20  # of a body that is not a write: it is decoded on the loop
+_AUTHENTICATION_PARAMETERS: Final = frozenset(("token", "user", "user_token"))  # ignored where they have no effect
 _CACHED_PATH_CHARS_MAX: Final = 1_024  # longer paths are not cached
 _RECOVERY_WAIT_S: Final = 2.0  # a request waits so long for the end of recovery
 _UNCACHEABLE_HEADERS: Final = frozenset((b"idempotency-key", b"x-request-id"))  # they differ from write to write
@@ -414,6 +427,10 @@ class App:
         self.service.metrics.count_responses(
             context.route_path, context.request.method, status, context.elapsed_ms() / 1000
         )
+        if context.warnings is not None and not isinstance(response, Upgrade):
+            response.headers = (*response.headers, *_warning_headers(context.warnings))
+            if isinstance(response, Response) and response.content_type == JSON_TYPE and response.status < 300:
+                response.body = _with_warnings(response.body, context.warnings)
         if not isinstance(response, Upgrade):
             response.headers = (*response.headers, (b"x-request-id", context.request_id))
             if self.service.auth.cors:
@@ -470,6 +487,8 @@ class App:
             raise ApiError("method_not_allowed", message, headers=((b"allow", allowed.encode()),))
         if context.path_names and context.path_names[0].startswith(OWN) and endpoint.scopes - {READ}:
             check_topic_name(context.path_names[0])  # raises: the engine's own topics are read-only
+        if request.query:
+            _check_query(context, endpoint)
 
     def _preflight(self, context: RequestContext) -> Response:
         """Answer a browser that asks, before it sends a request of a page, what the page may send. No key comes with
@@ -528,6 +547,41 @@ class App:
             raise ApiError("forbidden", "this token is not for that topic; nothing was done")
         context.grant = grant
         return tokens.find_key(grant, self.service.auth.keys)
+
+
+def _check_query(context: RequestContext, endpoint: Endpoint) -> None:
+    """Report parameters that the endpoint does not have, and values that do not parse, before it does anything."""
+    schemas = query_schemas(endpoint.handler)
+    for name, value in context.query:
+        schema = schemas.get(name)
+        if name in _AUTHENTICATION_PARAMETERS or not (name or value):
+            continue
+        if schema is None:
+            advice = ""
+            if schemas:
+                advice = f", the nearest is {nearest_name(name, schemas)}"
+            context.warn(f"there is no parameter {name[:80]!r}{advice}: it was ignored", parameter=name[:80])
+        elif schema.get("type") == "boolean" and value not in FLAG_VALUES:
+            context.warn(
+                f"{name} is {value[:80]!r}, it is true or false: the default was taken",
+                parameter=name,
+                value=value[:80],
+            )
+        elif schema.get("type") == "integer" and not is_number(value):
+            context.warn(
+                f"{name} is {value[:80]!r}, it is a whole number: the default was taken",
+                parameter=name,
+                value=value[:80],
+            )
+
+
+def _warning_headers(warnings: list[str]) -> Headers:
+    return tuple((b"tidelog-warning", warning.encode("ascii", "backslashreplace")) for warning in warnings)
+
+
+def _with_warnings(body: bytes, warnings: list[str]) -> bytes:
+    """Add `warnings` to the object that a response is."""
+    return b'%b,"warnings":%b}' % (body[:-1], encode_json(warnings))
 
 
 def _route_path(path: str) -> str:

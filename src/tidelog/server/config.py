@@ -63,6 +63,9 @@ class ServerConfig:
     probe_auth: bool = False
     """Require a key for health and readiness too."""
 
+    strict: bool = False
+    """Refuse fields and values of requests that have no effect, instead of ignoring them with a warning."""
+
     max_body_bytes: int = 64 << 20
     """A larger request body is answered with 413; so is a compressed one that decodes to more, and a batch of an Arrow
     stream."""

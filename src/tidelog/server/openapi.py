@@ -7,6 +7,7 @@ and `response_types` give the schemas. Schemas that are no type, and limits that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -90,6 +91,12 @@ def operation(id: str, **fields: Any) -> Callable[[HandlerT], HandlerT]:
         return handler
 
     return register
+
+
+@cache
+def query_schemas(handler: Callable[..., Any]) -> Mapping[str, Schema]:
+    """Return the parameters that a handler takes in the query."""
+    return {param.name: param.schema for param in _OPERATIONS[handler].params if param.location == "query"}
 
 
 def flag_param(name: str, default: bool, text: str = "") -> Parameter:
@@ -201,6 +208,13 @@ def _channel_settings() -> dict[str, Schema]:
     }
 
 
+_WARNINGS: Final[Schema] = {
+    "type": "array",
+    "items": STRING,
+    "description": "Parts of the request that had no effect, as in the header Tidelog-Warning.",
+}
+
+
 # ── components ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -243,6 +257,7 @@ def _components() -> dict[str, Schema]:
         if issubclass(each, response_types.TimedBody):
             schemas[each.__name__]["properties"]["performance"] = schema_ref("Performance")
             schemas[each.__name__]["required"].append("performance")
+            schemas[each.__name__]["properties"]["warnings"] = _WARNINGS
     settings = _channel_settings()
     schemas["ChannelSettings"] = {"type": "object", "properties": settings, "required": []}
     schemas["Match"] = _MATCH
@@ -353,7 +368,8 @@ def build_document(routes: Iterable[Route]) -> Schema:
             "title": "Tidelog",
             "version": __version__,
             "summary": "A durable event log.",
-            "description": "Clients ignore fields that they do not know, and so does the server.",
+            "description": "Clients ignore fields that they do not know. Where the server does, it reports them in "
+            "`warnings`; a strict server refuses them.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, unquote_plus
 
@@ -29,6 +30,14 @@ OCTET_STREAM: Final = b"application/octet-stream"
 BULK_CONTENT_TYPES: Final = frozenset({ARROW, NDJSON})
 
 
+FLAG_VALUES: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+def is_number(text: str) -> bool:
+    """Whether a value of a query is a number."""
+    return text.isascii() and text.isdecimal() and len(text) <= 20
+
+
 class QueryParams:
     """The parameters of a query string; the first one of a name counts. A value that does not parse is the default."""
 
@@ -40,15 +49,36 @@ class QueryParams:
             name, _, value = pair.partition("=")
             self._values.setdefault(unquote_plus(name), unquote_plus(value))
 
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._values.items())
+
     def text(self, name: str) -> str | None:
         return self._values.get(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        return {"true": True, "1": True, "false": False, "0": False}.get(self._values.get(name, ""), default)
+        return FLAG_VALUES.get(self._values.get(name, ""), default)
 
     def number(self, name: str, default: int) -> int:
         text = self._values.get(name, "")
-        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else default
+        return int(text) if is_number(text) else default
+
+
+CONTRACT_PATHS: Final = frozenset(
+    (
+        *("/v0/topics", "/v0/topics/{topic}", "/v0/routers", "/v0/routers/{router}"),
+        *(f"/v0/topics/{{topic}}/{verb}" for verb in ("diff", "delete", "claim", "ack", "nack", "extend", "work")),
+        *("/v0/watch", "/v0/watch/{wid}", "/v0/ws"),
+        *("/v0/health", "/healthz", "/v0/ready", "/readyz", "/v0/metrics"),
+    )
+)
+"""Routes of the contract, which says that a server ignores unknown fields and query values that do not parse."""
+
+_WARNINGS_MAX: Final = 8
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like this one. Truncated: a comparison costs the product of both lengths."""
+    return get_close_matches(name[:80].lower(), known, n=1, cutoff=0.0)[0]
 
 
 def path_segments(path: str) -> list[str]:
@@ -121,6 +151,7 @@ class RequestContext:
         "route_path",
         "service",
         "started_us",
+        "warnings",
     )
 
     def __init__(self, responder: Responder, service: Service, request: Request) -> None:
@@ -134,6 +165,7 @@ class RequestContext:
         self.route_path = ""  # of the route, for metrics
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
+        self.warnings: list[str] | None = None  # parts of the request that have no effect
         self.durability = ""  # of the topic, when the write was submitted
         self.counts_as_inflight = False  # it holds a unit of the key's limit
         self._request_id: bytes | None = None
@@ -175,14 +207,31 @@ class RequestContext:
         """The topic that the path names. Raises TopicNotFound."""
         return find_topic(self.service.engine, self.path_names[0])
 
-    def decode_body(self, decoder: msgspec.json.Decoder[T], *, default: T | None = None) -> T:
+    def warn(self, message: str, **detail: object) -> None:
+        """Report a part of the request that has no effect: in the response where the contract says to ignore it, else,
+        and on a strict server, by refusing the request before anything is done."""
+        if self.service.config.strict or self.route_path not in CONTRACT_PATHS:
+            raise ApiError("invalid_request", f"{message}; nothing was done", detail or None)
+        self.warnings = self.warnings or []
+        if len(self.warnings) < _WARNINGS_MAX:
+            self.warnings.append(message)
+
+    def decode_body(
+        self, decoder: msgspec.json.Decoder[T] | api_types.BodyDecoder[T], *, default: T | None = None
+    ) -> T:
         """Decode the body. `default`: the value of an empty body, where that is allowed."""
         request = self.request
         if default is not None and not request.body:
             return default  # whatever its content type: `curl -d ''` sends that of a form
         self.check_json_type()
         try:
-            return api_types.decode_body(decoder, request.body)
+            try:
+                return api_types.decode_body(decoder, request.body)
+            except api_types.UnknownField as unknown:
+                assert isinstance(decoder, api_types.BodyDecoder), "others ignore such fields"
+                near = nearest_name(unknown.name, decoder.field_names)
+                self.warn(f"{unknown}, the nearest is {near}: it was ignored", field=unknown.name[:80], nearest=near)
+                return api_types.decode_body(decoder.lenient, request.body)
         except BadBody as error:
             raise ApiError("invalid_request", f"{error}; nothing was done") from None
 

@@ -20,7 +20,7 @@ from tidelog.server.errors import ApiError
 from tidelog.server.openapi import STRING, Parameter, operation
 from tidelog.server.request import RequestContext
 
-_decoder = api_types.json_decoder(api_types.BackupToMake)
+_decoder = api_types.body_decoder(api_types.BackupToMake)
 
 
 @operation(

@@ -137,9 +137,9 @@ async def authenticate_user(context: RequestContext) -> str:
 
 
 _settings_decoder = api_types.json_decoder(dict[str, Any])
-_join_decoder = api_types.json_decoder(api_types.JoinChannel)
-_leave_decoder = api_types.json_decoder(api_types.LeaveChannel)
-_acl_decoder = api_types.json_decoder(api_types.ChangeAcl)
+_join_decoder = api_types.body_decoder(api_types.JoinChannel)
+_leave_decoder = api_types.body_decoder(api_types.LeaveChannel)
+_acl_decoder = api_types.body_decoder(api_types.ChangeAcl)
 
 
 @overload
@@ -447,8 +447,8 @@ def _set_acl(call: ChannelCall, body: api_types.ChangeAcl) -> responses.AclChang
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
 
 STREAM_HEADER: Final = b"x-tidelog-stream"
-_publish_decoder = api_types.json_decoder(api_types.PublishToChannel)
-_message_decoder = api_types.json_decoder(api_types.ChannelMessage)
+_publish_decoder = api_types.body_decoder(api_types.PublishToChannel)
+_message_decoder = api_types.body_decoder(api_types.ChannelMessage)
 
 
 def message_payload(message: api_types.ChannelMessage) -> bytes:

@@ -49,7 +49,7 @@ from tidelog.server.request import RequestContext
 from tidelog.server.service import Service
 
 _TOKEN_NAME_CHARS_MAX: Final = 255
-_token_decoder = api_types.json_decoder(api_types.ReadTokenToMake)
+_token_decoder = api_types.body_decoder(api_types.ReadTokenToMake)
 
 
 @operation("createToken", request=api_types.ReadTokenToMake, response=responses.ReadToken)

@@ -34,11 +34,11 @@ from tidelog.server.openapi import Parameter, binary_schema, integer_param, oper
 from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext
 
 QUEUE_ERRORS: Final = ("topic_not_found", "not_a_queue")
-_claim_decoder = api_types.json_decoder(api_types.Claim)
-_ack_decoder = api_types.json_decoder(api_types.Ack)
-_reject_decoder = api_types.json_decoder(api_types.Reject)
-_nack_decoder = api_types.json_decoder(api_types.Nack)
-_extend_decoder = api_types.json_decoder(api_types.Extend)
+_claim_decoder = api_types.body_decoder(api_types.Claim)
+_ack_decoder = api_types.body_decoder(api_types.Ack)
+_reject_decoder = api_types.body_decoder(api_types.Reject)
+_nack_decoder = api_types.body_decoder(api_types.Nack)
+_extend_decoder = api_types.body_decoder(api_types.Extend)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -306,7 +306,7 @@ def _encode_history_arrow(events: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-_redrive_decoder = api_types.json_decoder(api_types.Redrive)
+_redrive_decoder = api_types.body_decoder(api_types.Redrive)
 
 
 class _RedriveFilter:

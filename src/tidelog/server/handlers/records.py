@@ -48,7 +48,7 @@ from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import ARROW, BULK_CONTENT_TYPES, NDJSON, RequestContext
 from tidelog.server.service import Service
 
-diff_decoder = api_types.json_decoder(api_types.Diff)
+diff_decoder = api_types.body_decoder(api_types.Diff)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -191,7 +191,7 @@ def encode_page_parts(
     return head, page.text, tail
 
 
-_seek_decoder = api_types.json_decoder(api_types.Seek)
+_seek_decoder = api_types.body_decoder(api_types.Seek)
 
 
 @operation("seek", request=api_types.Seek, response=responses.Sought, errors=("topic_not_found",))
@@ -210,7 +210,7 @@ def _find_seq(topic: Topic, ts_ms: int) -> tuple[int, int, int]:
     return seq, max(state.head_seq, seq - 1), state.earliest_seq
 
 
-_delete_decoder = api_types.json_decoder(api_types.Delete)
+_delete_decoder = api_types.body_decoder(api_types.Delete)
 
 
 @operation("deleteRecords", request=api_types.Delete, response=responses.Deleted, errors=("topic_not_found",))
@@ -243,8 +243,8 @@ async def seal_topic(context: RequestContext) -> Response:
     return context.json(responses.Sealed(topic.name))
 
 
-_rewrite_decoder = api_types.json_decoder(api_types.Rewrite)
-_erase_decoder = api_types.json_decoder(api_types.Erase)
+_rewrite_decoder = api_types.body_decoder(api_types.Rewrite)
+_erase_decoder = api_types.body_decoder(api_types.Erase)
 
 
 @operation("rewriteTopic", request=api_types.Rewrite, response=responses.Rewritten, errors=("topic_not_found",))

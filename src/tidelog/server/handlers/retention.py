@@ -20,7 +20,7 @@ from tidelog.server.handlers.topics import config_json
 from tidelog.server.openapi import STRING, Parameter, binary_schema, integer_param, operation
 from tidelog.server.request import ARROW, RequestContext
 
-_simulate_decoder = api_types.json_decoder(api_types.SimulateRetention)
+_simulate_decoder = api_types.body_decoder(api_types.SimulateRetention)
 _encode: Final = msgspec.json.Encoder().encode
 
 

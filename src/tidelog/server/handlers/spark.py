@@ -248,7 +248,7 @@ async def _send_bytes(
 
 # ── numbered batches ──────────────────────────────────────────────────────────────────────────────
 
-_put_decoder = api_types.json_decoder(api_types.PutBatch)
+_put_decoder = api_types.body_decoder(api_types.PutBatch)
 _UPLOAD_STEP_BYTES: Final = 1 << 20
 STAGING_CONTENT_TYPES: Final = frozenset({ARROW})
 

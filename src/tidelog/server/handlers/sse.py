@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 EVENT_STREAM: Final = b"text/event-stream"
 STREAM_HEADERS: Final[Headers] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-_watch_decoder = api_types.json_decoder(api_types.Watch)
+_watch_decoder = api_types.body_decoder(api_types.Watch)
 
 
 @operation(

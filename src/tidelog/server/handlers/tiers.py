@@ -12,8 +12,6 @@ for that, so that a store which hangs delays nothing else.
 
 from __future__ import annotations
 
-import msgspec
-
 from tidelog import api_types
 from tidelog.engine.tiers import Moved
 from tidelog.http.interface import Response
@@ -22,10 +20,10 @@ from tidelog.server.errors import ApiError
 from tidelog.server.openapi import TOPIC_NAME, Parameter, operation
 from tidelog.server.request import RequestContext
 
-_relocate_all_decoder = api_types.json_decoder(api_types.RelocateAll)
-_recall_all_decoder = api_types.json_decoder(api_types.RecallAll)
-_relocate_decoder = msgspec.json.Decoder(api_types.Relocate)
-_recall_decoder = msgspec.json.Decoder(api_types.Recall)
+_relocate_all_decoder = api_types.body_decoder(api_types.RelocateAll)
+_recall_all_decoder = api_types.body_decoder(api_types.RecallAll)
+_relocate_decoder = api_types.body_decoder(api_types.Relocate)
+_recall_decoder = api_types.body_decoder(api_types.Recall)
 
 
 @operation("getTiers", response=responses.Tiers)

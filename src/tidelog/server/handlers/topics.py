@@ -37,7 +37,7 @@ from tidelog.server.openapi import (
     integer_param,
     operation,
 )
-from tidelog.server.request import QueryParams, RequestContext
+from tidelog.server.request import QueryParams, RequestContext, nearest_name
 from tidelog.server.service import Service
 
 _CONFIG_BYTES_MAX: Final = 64 << 10
@@ -45,14 +45,14 @@ _SPELLING_CHECKS_MAX: Final = 64  # unknown fields of a config that are compared
 _object_decoder = api_types.json_decoder(dict[str, Any])
 
 
-def parse_topic_config(topic: str, text: bytes) -> TopicConfig:
-    """A config as a client sent it: unknown fields ignored, known ones held to their types."""
+def parse_topic_config(topic: str, text: bytes, warn: Callable[[str], None] | None = None) -> TopicConfig:
+    """A config as a client sent it: known fields held to their types, unknown ones reported to `warn` and ignored."""
     if len(text) > _CONFIG_BYTES_MAX:
         raise ApiError("invalid_request", f"a config is over {_CONFIG_BYTES_MAX} bytes; nothing was done")
     try:
         config = TopicConfig.from_json(text)
         check_dead_letter(topic, config)
-        _check_spelling(text)
+        _check_spelling(text, warn)
         return config
     except BadInput as error:
         detail = _dead_letter_detail(text) if "dead_letter is" in str(error) else None
@@ -75,12 +75,14 @@ def check_dead_letter_allowed(principal: Principal, config: TopicConfig, previou
         )
 
 
-def _check_spelling(text: bytes) -> None:
-    """Refuse a field that is almost one of a config. Others that are not known are passed over, as everywhere."""
+def _check_spelling(text: bytes, warn: Callable[[str], None] | None) -> None:
+    """Refuse a field that is almost one of a config, and report others that are not known."""
     others = (name for name in _object_decoder.decode(text) if name not in KNOWN)
     for name in islice(others, _SPELLING_CHECKS_MAX):
         if near := get_close_matches(name[:80].lower(), KNOWN, n=1, cutoff=0.8):
             raise BadInput(f"a config has no field {name[:80]!r}; the nearest is {near[0]}; nothing was done")
+        if warn is not None:
+            warn(f"a config has no field {name[:80]!r}, the nearest is {nearest_name(name, KNOWN)}: it was ignored")
 
 
 def config_json(config: TopicConfig) -> msgspec.Raw:
@@ -100,7 +102,7 @@ async def configure_topic(context: RequestContext) -> Response:
     context.decode_body(_object_decoder, default={})
     service, name = context.service, context.topic
     check_topic_name(name)
-    config = parse_topic_config(name, context.request.body or b"{}")
+    config = parse_topic_config(name, context.request.body or b"{}", context.warn)
     given = {key: getattr(config, key) for key in (*KEYS, *ADDED) if key != "durable"}
     engine = service.engine
     known = engine.find(name)
@@ -309,7 +311,7 @@ def _decode_gap_cursor(text: str | None) -> int:
 
 # ── routers ───────────────────────────────────────────────────────────────────────────────────────
 
-_router_decoder = api_types.json_decoder(api_types.RouterToMake)
+_router_decoder = api_types.body_decoder(api_types.RouterToMake)
 _ROUTER_OPTIONS: Final = responses.RouterOptions.__struct_fields__
 
 
@@ -415,10 +417,10 @@ async def delete_router(context: RequestContext) -> Response:
 
 # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
 
-_put_decoder = api_types.json_decoder(api_types.PutGroup)
-_commit_decoder = api_types.json_decoder(api_types.CommitGroup)
-_fetch_decoder = api_types.json_decoder(api_types.Fetch)
-_reset_decoder = api_types.json_decoder(api_types.ResetGroup)
+_put_decoder = api_types.body_decoder(api_types.PutGroup)
+_commit_decoder = api_types.body_decoder(api_types.CommitGroup)
+_fetch_decoder = api_types.body_decoder(api_types.Fetch)
+_reset_decoder = api_types.body_decoder(api_types.ResetGroup)
 
 
 def _existing_group(topic: Topic, name: str) -> Group:

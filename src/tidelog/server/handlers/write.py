@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,7 @@ from tidelog.api_types import JSON_NULL, RecordToWrite
 from tidelog.engine import Appended, Batch, CommitFuture, EngineConfig, Topic, TopicConfig, batch_encoder
 from tidelog.engine.append import check_idempotency_key
 from tidelog.engine.batch_encoder import ArrowBatch, decode_meta
-from tidelog.engine.config import TopicType, check_topic_name
+from tidelog.engine.config import ADDED, KEYS, TopicType, check_topic_name
 from tidelog.engine.queues.jobs import PRIORITY_KEY, PRIORITY_MAX, RUN_AT_KEY
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, Error, TopicNotFound
@@ -184,9 +184,10 @@ BLOCKING_PARSE_BYTES: Final = 256 << 10  # larger bodies are parsed in a thread:
 _ONE_CALL_BYTES: Final = 2 << 20
 """The largest body that one compiled call decodes. The call holds the interpreter: 0.15 to 0.35 s for 60 MiB. The
 decoder of larger bodies calls Python code for every record, so that other threads run in between."""
-_write_decoder = api_types.json_decoder(api_types.Write)
-_large_decoder = api_types.json_decoder(api_types.LargeWrite)
+_write_decoder = api_types.body_decoder(api_types.Write)
+_large_decoder = api_types.body_decoder(api_types.LargeWrite)
 _ADMIN_SCOPE = frozenset((ADMIN,))
+_CONFIG_OF_ONE_WRITE = ("auto_create",)  # decides about the write that it comes with
 
 
 class WriteResponse(msgspec.Struct, omit_defaults=True):
@@ -254,7 +255,9 @@ def _parse_write(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
     engine = context.service.engine
     is_small = len(context.request.body) <= _ONE_CALL_BYTES
     body = context.decode_body(_write_decoder) if is_small else context.decode_body(_large_decoder)
-    config = parse_write_config(context.topic, body.config)
+    config = parse_write_config(context.topic, body.config, context.warn)
+    if topic is not None and isinstance(config, TopicConfig):
+        _warn_of_other_config(context, topic, config, bytes(body.config))
     if topic is None and config is not None and not context.principal.has_scopes(_ADMIN_SCOPE):
         raise ApiError(
             "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": context.topic}
@@ -297,12 +300,24 @@ def _on_batch_committed(done: Appended | Error, parts: list[BatchSlice[RequestCo
             context.respond(write_response(context, slice_appended(done, offset, count)))
 
 
-def parse_write_config(topic: str, given: msgspec.Raw) -> TopicConfig | ApiError | None:
+def _warn_of_other_config(context: RequestContext, topic: Topic, config: TopicConfig, text: bytes) -> None:
+    """Report the fields of a config that the topic, which exists, has with other values: a write changes none."""
+    has, given = topic.config, msgspec.json.decode(text)
+    names = [name for name in (*KEYS, *ADDED) if name in given and name not in _CONFIG_OF_ONE_WRITE]
+    other = [name for name in names if getattr(config, name) != getattr(has, name)]
+    if other:
+        shown = ", ".join(f"{name} is {_encode(getattr(has, name)).decode()[:80]}" for name in other[:8])
+        context.warn(f"{topic.name} exists and keeps its config: {shown}; use PUT to change it", fields=other)
+
+
+def parse_write_config(
+    topic: str, given: msgspec.Raw, warn: Callable[[str], None] | None = None
+) -> TopicConfig | ApiError | None:
     """The config of a write, or None. Its types are always checked. A dead_letter name that is invalid is returned as
     an error, and raised after all other checks by a write that creates the topic."""
     text = bytes(given)
     try:
-        return None if text == b"null" else parse_topic_config(topic, text)
+        return None if text == b"null" else parse_topic_config(topic, text, warn)
     except ApiError as error:
         if error.detail and isinstance(error.detail.get("dead_letter"), str):
             return error

@@ -42,7 +42,7 @@ def test_session_has_its_id_and_the_positions_of_its_topics() -> None:
         status, body = await world.ask("POST", "/v0/watch", {"topics": topics, "from": "tail", "seqs": []})
         assert status == 200
         assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", body["wid"])
-        assert list(body) == ["wid", "stream_url", "session_ttl_ms", "topics", "performance"]
+        assert list(body) == ["wid", "stream_url", "session_ttl_ms", "topics", "performance", "warnings"]
         assert body["stream_url"] == f"/v0/watch/{body['wid']}"
         assert body["session_ttl_ms"] == 300_000
         assert body["topics"] == {
