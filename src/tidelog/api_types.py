@@ -572,7 +572,8 @@ def _forbid_unknown_fields(hint: Any, names: set[str]) -> Any:
             names.add(each.encode_name)
             inner = _forbid_unknown_fields(hints[each.name], names)
             if inner is not hints[each.name]:
-                field = msgspec.field(default=each.default, default_factory=each.default_factory, name=each.encode_name)
+                kept: dict[str, Any] = {"default": each.default, "default_factory": each.default_factory}
+                field: Any = msgspec.field(name=each.encode_name, **kept)
                 changed.append((each.name, inner, field))
         return msgspec.defstruct(
             hint.__name__, changed, bases=(hint,), forbid_unknown_fields=True, kw_only=True, module=hint.__module__

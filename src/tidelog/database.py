@@ -7,7 +7,7 @@ directly through `engine_of`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from threading import Lock
 from types import TracebackType
@@ -26,10 +26,11 @@ from tidelog.disk.segment_store import SegmentStore
 from tidelog.engine.background import close_at_exit
 from tidelog.engine.backup import SourceFile, create_backup
 from tidelog.engine.backup_target import BackupInfo, no_progress
-from tidelog.engine.config import EngineConfig
+from tidelog.engine.config import EngineConfig, TopicConfig, check_deliveries
 from tidelog.engine.engine import Engine
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.startup import open_directory
+from tidelog.engine.topic import Topic
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,7 +121,13 @@ class Database:
     # ── topics, queues, routers, state ────────────────────────────────────────────────────────
 
     topic = _of_engine(Engine.topic)
-    configure = _of_engine(Engine.configure)
+
+    def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
+        """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
+        whether it was created. `max_deliveries` of a queue needs a `dead_letter`."""
+        check_deliveries(TopicConfig.make(fields))
+        return self._engine.configure(name, fields)
+
     queue = _of_engine(Engine.queue)
     find = _of_engine(Engine.find)
     names = _of_engine(Engine.names)

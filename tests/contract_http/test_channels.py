@@ -270,7 +270,7 @@ def test_members_come_by_pages_counted_from_one(ann: ChannelApi, channel_name: s
     assert expect_success(ann.get(channel_path(channel_name, "/members?page=2&page_size=3")))["members"] == users[3:]
     assert expect_success(ann.get(channel_path(channel_name, "/members?page=3&page_size=3")))["members"] == []
     for query in ("?page=0", "?page_size=0", "?page=-1", "?page=x", "?page=1.5"):
-        expect_error(ann.get(channel_path(channel_name, f"/members{query}")), 400, "invalid_request")
+        expect_error(ann.get(channel_path(channel_name, f"/members{query}")), 400, "invalid_request", ANY)
 
 
 def test_a_user_joins_so_many_and_no_more(channel_server: Server, name: Name) -> None:
@@ -432,7 +432,7 @@ def test_history_by_seq_by_number_and_by_time(ann: ChannelApi, channel_name: str
     assert [each["seq"] for each in until] == [ack["first_seq"] for ack in acks if ack["ts"] <= at_6]
     assert ann.texts(channel_name, f"?since={at_10 + 1}") == []
     for query in ("?first=0", "?newest=0", "?limit=0", "?first=1&newest=1", "?first=x", "?since=-1", "?last=0"):
-        expect_error(ann.get(channel_path(channel_name, f"/history{query}")), 400, "invalid_request")
+        expect_error(ann.get(channel_path(channel_name, f"/history{query}")), 400, "invalid_request", ANY)
 
 
 def test_a_channel_that_keeps_nothing_has_no_history(ann: ChannelApi, channel_name: str) -> None:
@@ -613,7 +613,7 @@ def test_another_domain_than_the_servers_is_refused(tmp_path: Path) -> None:
 
 
 def test_caps_of_channels_hold_and_zero_is_none(tmp_path: Path) -> None:
-    caps = {"max_channels": 2, "max_channel_members": "many", "channel_messages_max": 0}
+    caps = {"max_channels": 2, "max_channel_members": "", "channel_messages_max": 0}
     with Server(tmp_path / "few", api_keys=KEYS, **caps).start() as server, channel_api(server, "ann") as ann:
         for name in "ab":
             assert ann.create(f"!{name}@example.org")["config"]["max_clients"] == 100, "no number is the default"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from threading import Event, Thread
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.engine.harness import TIMEOUT_S, TINY, EngineHarness, running
 
+import tidelog
 from tidelog.engine import Queue, append
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.topic import topic_operations
@@ -227,3 +229,23 @@ def test_an_image_of_a_crash_has_a_prefix_of_the_history() -> None:
             world.log.checkpoint()
     assert not wrong, wrong[0]
     assert events(jobs) == told
+
+
+def test_history_is_complete_right_after_an_ack(tmp_path: Path) -> None:
+    """While the background thread writes steps as fast as it can: a read must wait for what the thread has taken."""
+    with tidelog.open(str(tmp_path), sync_interval_ms=1, wal_file_bytes=1 << 16) as log:
+        queue = log.queue("q")
+        for number in range(250):
+            queue.put({"n": number})
+            queue.ack("w", queue.claim("w"))
+            events = [step["event"] for step in queue.history().read(0, 10_000) if step.get("seq") == number + 1]
+            assert events == ["enqueued", "claimed", "acked"]
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_history_has_a_job_that_was_put_before_a_close(tmp_path: Path, durability: str) -> None:
+    with tidelog.open(str(tmp_path), wal_file_bytes=1 << 16) as log:
+        log.queue("q", durability=durability).put(1)
+    for _ in range(2):
+        with tidelog.open(str(tmp_path), wal_file_bytes=1 << 16) as log:
+            assert [(step["event"], step["seq"]) for step in log.queue("q").history().read()] == [("enqueued", 1)]

@@ -74,6 +74,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
     parser.add_argument("--keys-file", metavar="FILE", help="a file with keys, one on each line")
     parser.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
+    parser.add_argument("--access-log", choices=("off", "json", "combined"), help="a line for each request (off)")
     parser.add_argument(
         "--hook", metavar="MODULE:FUNCTION", help="who users of channels are, and what they may publish"
     )
@@ -98,6 +99,7 @@ def serve(args: Namespace, screen: Screen) -> int:
         "host": args.host,
         "port": args.port,
         "port_file": args.port_file,
+        "access_log": args.access_log,
         "log_format": "json" if args.json else args.log_format,
         "accept_loss": args.accept_loss or None,
         "hook": args.hook,
@@ -130,6 +132,7 @@ def serve(args: Namespace, screen: Screen) -> int:
             log_line=logger.info,
             reload_config=again,
             forward_hangups=hangups.forward,
+            access_output=sys.stdout,
         )
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the interpreter removes other handlers before it ends

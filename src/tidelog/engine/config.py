@@ -254,6 +254,23 @@ def check_dead_letter(topic: str, config: TopicConfig) -> None:
         )
 
 
+def check_deliveries(config: TopicConfig) -> None:
+    """Raise BadInput for a queue that limits deliveries and has no place for the jobs that reach the limit."""
+    if lacks_dead_letter(config):
+        raise BadInput(
+            f"max_deliveries is {config.max_deliveries} and dead_letter null: after so many deliveries a job would "
+            "have no place to go; nothing was done, name a topic for dead_letter, or leave max_deliveries out, and a "
+            "job is delivered until it is acked"
+        )
+
+
+def lacks_dead_letter(config: TopicConfig) -> bool:
+    return config.type == "queue" and config.max_deliveries > 0 and config.dead_letter is None
+
+
+DELIVERY_FIELDS: Final = frozenset(("max_deliveries", "dead_letter"))
+
+
 def _decode(text: bytes) -> TopicConfig:
     try:
         fields = msgspec.json.decode(text)

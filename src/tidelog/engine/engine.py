@@ -26,7 +26,15 @@ from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.compaction import COMPACTION_TASK, Compactor
-from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_dead_letter, check_topic_name
+from tidelog.engine.config import (
+    DELIVERY_FIELDS,
+    OWN,
+    EngineConfig,
+    TopicConfig,
+    check_dead_letter,
+    check_deliveries,
+    check_topic_name,
+)
 from tidelog.engine.context import HISTORY_TOPIC_PREFIX, CompactionStats, EngineContext
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.erase import ChainCheck, Eraser, ErasureReceipt, verify_chain
@@ -187,7 +195,11 @@ class Engine:
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
     def topic(self, /, name: str, *, create: bool = True, **config: object) -> Topic:
-        """Return the topic of this name; create it if there is none. Given config fields are set, others stay."""
+        """Return the topic of this name; create it if there is none. Given config fields are set, others stay.
+        `max_deliveries` of a queue needs a `dead_letter`."""
+        if not DELIVERY_FIELDS.isdisjoint(config):  # not what is stored: the config of an older directory stays valid
+            known = self.find(name)
+            check_deliveries(TopicConfig.make(config, base=None if known is None else known.config))
         return self._create_or_configure(name, config, create=create, as_a_whole=False)[0]
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:

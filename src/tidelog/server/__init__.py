@@ -9,7 +9,7 @@
     handlers/        one module for each group of endpoints
     write_pipeline   every write from a handler to its outcome
     push/            delivery to waiting readers, and its policy
-    metrics          metrics and health, with their endpoints
+    metrics          metrics and health, with their endpoints; `access_log` one line for each request
     openapi          the description of the API
 
 Read `app` first, then a handler, then `write_pipeline`. `tidelog.http` parses requests and knows no topics.

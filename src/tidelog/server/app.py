@@ -37,6 +37,7 @@ from tidelog.server import metrics
 from tidelog.server.auth import ADMIN, ANONYMOUS, DELETE, READ, WRITE, Principal, bearer_token
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import (
+    admin,
     backups,
     bulk_write,
     channels,
@@ -200,6 +201,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         "",
         {"GET": Endpoint(backups.list_target, _ADMIN), "POST": Endpoint(backups.create_backup, _ADMIN)},
     ),
+    Route("/v0/version", "", {"GET": Endpoint(admin.get_version, before_recovery=True)}),
+    Route("/v0/settings", "", {"GET": Endpoint(admin.get_settings, _ADMIN, before_recovery=True)}),
     Route("/v0/tiers", "", {"GET": Endpoint(tiers.get_tiers, _ADMIN)}),
     Route("/v0/tiers/segments", "", {"GET": Endpoint(tiers.list_places, _ADMIN)}),
     Route("/v0/tiers/relocate", "", {"POST": Endpoint(tiers.relocate_all, _ADMIN)}),
@@ -255,6 +258,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(sse.stream_watch, handler_authenticates=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(websocket.open_websocket)}),
     Route("/v0/metrics", "", {"GET": Endpoint(metrics.get_metrics, _READ, before_recovery=True)}),
+    Route("/metrics", "", {"GET": Endpoint(metrics.get_metrics_alias, _READ, before_recovery=True)}),
     Route("/v0/openapi.json", "", {"GET": Endpoint(get_openapi, before_recovery=True)}),
     Route("/v0/health", "", {"GET": Endpoint(metrics.get_health, is_probe=True, before_recovery=True)}),
     Route("/healthz", "", {"GET": Endpoint(metrics.get_healthz, is_probe=True, before_recovery=True)}),
@@ -284,7 +288,7 @@ def find_route(path: str) -> RouteMatch | None:
 _log = logging.getLogger("tidelog.server")
 _NO_BODY_LIMIT: Final = 1 << 62
 _SMALL_BODY_BYTES_MAX: Final = 1 << 20  # of a body that is not a write: it is decoded on the loop
-_AUTHENTICATION_PARAMETERS: Final = frozenset(("token", "user", "user_token"))  # ignored where they have no effect
+_AUTHENTICATION_PARAMETERS: Final = frozenset(("token", "user", "user_token", "operator"))  # of any route
 _CACHED_PATH_CHARS_MAX: Final = 1_024  # longer paths are not cached
 _RECOVERY_WAIT_S: Final = 2.0  # a request waits so long for the end of recovery
 _UNCACHEABLE_HEADERS: Final = frozenset((b"idempotency-key", b"x-request-id"))  # they differ from write to write
@@ -359,6 +363,8 @@ class App:
         call = RequestContext(self, self.service, request)
         is_special = request.query or any(name in _UNCACHEABLE_HEADERS for name, _ in request.headers)
         content_type = request.header(b"content-type") or b""
+        if self.service.access_log is not None:
+            return None  # every request is logged
         if self.service.auth.cors and request.header(b"origin") is not None:
             return None  # its responses have headers of CORS
         if is_special or not content_type.startswith(JSON_TYPE) or self._large_body.bytes_max < FAST_REQUEST_BYTES_MAX:
@@ -427,6 +433,9 @@ class App:
         self.service.metrics.count_responses(
             context.route_path, context.request.method, status, context.elapsed_ms() / 1000
         )
+        if self.service.access_log is not None:
+            size = len(response.body) if isinstance(response, Response) else None
+            self.service.access_log.add(context, status, size)
         if context.warnings is not None and not isinstance(response, Upgrade):
             response.headers = (*response.headers, *_warning_headers(context.warnings))
             if isinstance(response, Response) and response.content_type == JSON_TYPE and response.status < 300:
@@ -560,16 +569,18 @@ def _check_query(context: RequestContext, endpoint: Endpoint) -> None:
             advice = ""
             if schemas:
                 advice = f", the nearest is {nearest_name(name, schemas)}"
-            context.warn(f"there is no parameter {name[:80]!r}{advice}: it was ignored", parameter=name[:80])
+            context.warn(f"there is no parameter {name[:80]!r}{advice}", parameter=name[:80])
         elif schema.get("type") == "boolean" and value not in FLAG_VALUES:
             context.warn(
-                f"{name} is {value[:80]!r}, it is true or false: the default was taken",
+                f"{name} is {value[:80]!r}, it is true or false",
+                "the default was taken",
                 parameter=name,
                 value=value[:80],
             )
         elif schema.get("type") == "integer" and not is_number(value):
             context.warn(
-                f"{name} is {value[:80]!r}, it is a whole number: the default was taken",
+                f"{name} is {value[:80]!r}, it is a whole number",
+                "the default was taken",
                 parameter=name,
                 value=value[:80],
             )

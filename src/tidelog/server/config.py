@@ -22,6 +22,7 @@ from tidelog.native import SETTING as NATIVE_SETTING
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 CommitMode = Literal["beside", "loop"]
+AccessLogFormat = Literal["off", "json", "combined"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +214,9 @@ class ServerConfig:
     log_level: LogLevel = "info"
     """The lowest level that is logged."""
 
+    access_log: AccessLogFormat = "off"
+    """A line on standard output for each request, as JSON or in the combined format. Small requests cost more then."""
+
     accept_loss: bool = False
     """Start even if acknowledged records were lost to damage."""
 
@@ -235,6 +239,7 @@ _SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "LogFormat": get_args(LogFormat),
     "LogLevel": get_args(LogLevel),
     "CommitMode": get_args(CommitMode),
+    "AccessLogFormat": get_args(AccessLogFormat),
     "ColdCompression": get_args(ColdCompression),
 }
 _SIZE_UNITS: dict[str, int] = {

@@ -44,6 +44,7 @@ from tidelog.http.asgi import AsgiAdapter, Receive, Scope, Send
 from tidelog.http.interface import BodyPolicy, Exchange, Request, Response
 from tidelog.http.limits import Limits
 from tidelog.http.listener import Listener, listen
+from tidelog.server.access_log import AccessLog
 from tidelog.server.app import App
 from tidelog.server.config import RELOADABLE_SETTINGS, LogFormat, LogLevel, ServerConfig, check_config
 from tidelog.server.errors import ApiError, api_error_for_status
@@ -225,6 +226,7 @@ def run_server(
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None = None,
     forward_hangups: Callable[[Callable[[], object] | None], None],
+    access_output: TextIO,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises where the server cannot start. `reload_config` reads the settings again, on
     SIGHUP; None: SIGHUP changes nothing. `forward_hangups` makes the handler of SIGHUP call a function; the handler is
@@ -232,7 +234,7 @@ def run_server(
     check_config(config)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve_until_signal(config, clock, disk, log_line, reload_config, forward_hangups))
+        runner.run(_serve_until_signal(config, clock, disk, log_line, reload_config, forward_hangups, access_output))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -250,12 +252,15 @@ async def _serve_until_signal(
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None,
     forward_hangups: Callable[[Callable[[], object] | None], None],
+    access_output: TextIO,
 ) -> None:
     stop_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_signal.set)
     started = await start_server(config, clock=clock, disk=disk, log_line=log_line)
+    if config.access_log != "off":
+        started.service.access_log = AccessLog(config.access_log, access_output, clock.now_us)
     forward_hangups(partial(loop.call_soon_threadsafe, _reload_settings, started.service, reload_config))
     stop = asyncio.ensure_future(stop_signal.wait())
     try:
@@ -374,6 +379,8 @@ class AsgiApp:
     def __init__(self, config: ServerConfig, clock: Clock, disk: Disk, log: Database | None = None) -> None:
         if log is not None:
             _check_can_serve(config, log)
+        if config.access_log != "off":
+            raise BadInput("access_log is of `tidelog serve`; nothing was done, use the access log of the ASGI server")
         self._config, self._clock, self._disk, self._log = config, clock, disk, log
         self._not_started = AsgiAdapter(_NotStartedApp(), startup=self._start, shutdown=self._stop)
         self._asgi = self._not_started

@@ -14,14 +14,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from math import nan
+from platform import python_version
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tidelog.channels import ChannelManager
 from tidelog.channels.metrics import DURATION_BOUNDS_S, SUCCESS, DurationHistogram
+from tidelog.disk.interface import free_bytes
 from tidelog.engine import Appended, Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
@@ -335,6 +338,12 @@ _GROUP: Final[tuple[_Metric[GroupState], ...]] = (
 
 _ENGINE: Final[tuple[_Metric[Engine | None], ...]] = (
     _Metric(
+        "disk_free_bytes",
+        _GAUGE,
+        "Bytes that can still be written to the device of the data directory; NaN where that is unknown.",
+        lambda engine: _disk_free_bytes(engine) if engine else nan,
+    ),
+    _Metric(
         "group_hold_broken",
         _COUNTER,
         "Holds of consumer groups that were broken.",
@@ -430,6 +439,7 @@ class ServerMetrics(Collector):
         self._topics: dict[str, TopicCounters] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # `process_…`: memory, processor time, descriptors, start
 
     # ── counting, on the loop's thread ────────────────────────────────────────────────────────
 
@@ -522,6 +532,9 @@ class ServerMetrics(Collector):
         """Called by the registry at every scrape."""
         now = self._snapshot()
         yield from _collect(_SERVER, [((), now)])
+        build = GaugeMetricFamily("tidelog_build_info", "1; its labels are the build.", labels=["version", "python"])
+        build.add_metric([__version__, python_version()], 1)
+        yield build
         by_class = GaugeMetricFamily("tidelog_topics_by_class", "Topics by durability class.", labels=["class"])
         for name in DURABILITY_CLASSES:
             by_class.add_metric([name], _count_of_class(name)(now))
@@ -654,6 +667,11 @@ def health_json(health: HealthState) -> dict[str, Any]:
     }
 
 
+def _disk_free_bytes(engine: Engine) -> float:
+    free = free_bytes(engine.context.disk, engine.context.root)
+    return nan if free is None else free
+
+
 def _cumulative_buckets(bounds: Iterable[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return bucket bounds with cumulative counts, as Prometheus needs them."""
     return list(zip((*(f"{bound:g}" for bound in bounds), "+Inf"), accumulate(counts), strict=True))
@@ -710,3 +728,9 @@ async def get_metrics(context: RequestContext) -> Response:
     if JSON_TYPE in (context.request.header(b"accept") or b""):
         return json_response(await service.run_blocking(service.metrics.summary))
     return Response(200, await service.run_blocking(service.metrics.prometheus_text), CONTENT_TYPE)
+
+
+@operation("metricsAlias", response=responses.Metrics, response_content={"text/plain; version=0.0.4": STRING})
+async def get_metrics_alias(context: RequestContext) -> Response:
+    """Read the metrics of the server, at the path where Prometheus looks by default."""
+    return await get_metrics(context)

@@ -207,14 +207,14 @@ class RequestContext:
         """The topic that the path names. Raises TopicNotFound."""
         return find_topic(self.service.engine, self.path_names[0])
 
-    def warn(self, message: str, **detail: object) -> None:
+    def warn(self, problem: str, effect: str = "it was ignored", **detail: object) -> None:
         """Report a part of the request that has no effect: in the response where the contract says to ignore it, else,
         and on a strict server, by refusing the request before anything is done."""
         if self.service.config.strict or self.route_path not in CONTRACT_PATHS:
-            raise ApiError("invalid_request", f"{message}; nothing was done", detail or None)
+            raise ApiError("invalid_request", f"{problem}; nothing was done", detail or None)
         self.warnings = self.warnings or []
         if len(self.warnings) < _WARNINGS_MAX:
-            self.warnings.append(message)
+            self.warnings.append(f"{problem}: {effect}")
 
     def decode_body(
         self, decoder: msgspec.json.Decoder[T] | api_types.BodyDecoder[T], *, default: T | None = None
@@ -230,7 +230,7 @@ class RequestContext:
             except api_types.UnknownField as unknown:
                 assert isinstance(decoder, api_types.BodyDecoder), "others ignore such fields"
                 near = nearest_name(unknown.name, decoder.field_names)
-                self.warn(f"{unknown}, the nearest is {near}: it was ignored", field=unknown.name[:80], nearest=near)
+                self.warn(f"{unknown}, the nearest is {near}", field=unknown.name[:80], nearest=near)
                 return api_types.decode_body(decoder.lenient, request.body)
         except BadBody as error:
             raise ApiError("invalid_request", f"{error}; nothing was done") from None

@@ -477,6 +477,18 @@ class WatchSession(TimedBody):
     topics: dict[str, Watermarks]
 
 
+class Version(TimedBody):
+    version: str
+    api: str
+    python: str
+    compiled: Annotated[bool, described("The compiled modules are in use.")]
+
+
+class Settings(TimedBody):
+    settings: Annotated[dict[str, Any], described("By name, in lower case and without TIDELOG_.")]
+    hidden: Annotated[list[str], described("Settings whose values are secret.")]
+
+
 class ReadToken(TimedBody):
     token: str
     expires_ms: TimestampMs

@@ -29,6 +29,7 @@ from tidelog.engine.health import HealthMonitor
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, Busy, StoreUnavailable
 from tidelog.http.limits import LimitCounters
+from tidelog.server.access_log import AccessLog
 from tidelog.server.auth import AccessControl
 from tidelog.server.config import RELOADABLE_SETTINGS, ServerConfig, check_config
 from tidelog.server.errors import ApiError
@@ -84,6 +85,7 @@ class Service:
         self.decoding = DecodeBudget(config.max_decoded_bytes)
         self.limit_counters = LimitCounters(loop.time)  # limits of the transport that clients reached
         self.metrics = ServerMetrics(self)
+        self.access_log: AccessLog | None = None  # set by the process, which has the output
         self.stopping = asyncio.Event()
         self.recovery_progress = 0.0  # to 1
         self.started_ms = clock.monotonic_ms()
@@ -176,6 +178,8 @@ class Service:
 
     def close(self) -> None:
         self.push.scheduler.stop()
+        if self.access_log is not None:
+            self.access_log.close()
         self.channels.close()
         self._pool.shutdown(wait=True)
         self._cold_pool.shutdown(wait=True, cancel_futures=True)

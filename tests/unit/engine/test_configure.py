@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.unit.engine.harness import RESTARTS, TINY, EngineHarness, Restart, datas, seqs
 
+import tidelog
+from tidelog.database import engine_of
+from tidelog.disk.memory import MemoryDisk
 from tidelog.engine import TopicConfig
 from tidelog.errors import AlreadyExists, BadInput, DiskFull, Throttled, TopicExists, TopicNotFound
 
@@ -261,3 +265,33 @@ def test_a_window_that_is_changed_counts_at_once() -> None:
     world.clock.tick(50)
     world.log.topic("a", idempotency_window_ms=10)
     assert not topic.append(2, key="k").deduped
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        lambda log: log.topic("q", type="queue", max_deliveries=3),
+        lambda log: log.queue("q", max_deliveries=3),
+        lambda log: log.configure("q", {"type": "queue", "max_deliveries": 3}),
+        lambda log: log.queue("with", dead_letter=None),
+    ],
+    ids=["topic", "queue", "configure", "later"],
+)
+def test_limit_of_deliveries_needs_a_dead_letter(configure: Callable[[tidelog.Database], object]) -> None:
+    """A job that reached the limit would have no place to go."""
+    with tidelog.open("data", disk=MemoryDisk(), threads=False, wal_file_bytes=1 << 16) as log:
+        log.queue("with", max_deliveries=3, dead_letter="dead")
+        with pytest.raises(BadInput, match="max_deliveries is 3 and dead_letter null"):
+            configure(log)
+        assert log.find("q") is None
+        assert log.queue("with").topic.config.dead_letter == "dead"
+
+
+def test_limit_of_deliveries_of_an_older_directory_stays_valid() -> None:
+    """It has no effect, and other fields can be set."""
+    with tidelog.open("data", disk=MemoryDisk(), threads=False, wal_file_bytes=1 << 16) as log:
+        engine_of(log).configure("q", {"type": "queue", "max_deliveries": 3})
+        log.queue("q", ttl_ms=5)
+        config = log.queue("q").topic.config
+        assert (config.max_deliveries, config.ttl_ms) == (3, 5)
+        log.topic("log", max_deliveries=3)  # has no meaning there

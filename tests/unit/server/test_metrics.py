@@ -31,8 +31,12 @@ GAUGES = words(
     wal_read_only healthy checkpoint_age_seconds checkpoint_lagging_topics wal_uncovered_bytes background_failing
     pressure ready_topics deferred_topics sched_latency_ms
     group_lag_records group_lag_bytes group_lag_seconds
-    channels_active channels_skipped channel_receivers"""
+    channels_active channels_skipped channel_receivers build_info disk_free_bytes"""
 )
+PROCESS = {  # the names that other programs have too
+    **dict.fromkeys(words("virtual_memory_bytes resident_memory_bytes start_time_seconds open_fds max_fds"), "gauge"),
+    "cpu_seconds_total": "counter",
+}
 COUNTERS = words(
     """uptime_ms wal_frames_total wal_copied_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total
     wal_rotations_total
@@ -101,6 +105,7 @@ def test_every_metric_of_the_contract_has_its_type() -> None:
         sample = await scrape(world)
         wanted = {f"tidelog_{name}": "gauge" for name in GAUGES} | {f"tidelog_{name}": "counter" for name in COUNTERS}
         wanted |= {f"tidelog_{name}": "histogram" for name in HISTOGRAMS}
+        wanted |= {f"process_{name}": kind for name, kind in PROCESS.items()}
         assert sample.types == wanted
         shown = {line.partition(" ")[0].partition("{")[0] for line in sample.text.splitlines() if line[0] != "#"}
         assert {f"tidelog_{name}" for name in (*GAUGES, *COUNTERS)} - shown == {"tidelog_requests_total"}

@@ -47,6 +47,7 @@ CONTRACT_CASES = [
         "there is no field 'tial' in $.topics[...], the nearest is tail",
     ),
     ("PUT", TOPIC, {"retention": 5}, "a config has no field 'retention', the nearest is"),
+    ("PUT", "/v0/topics/jobs", {"type": "queue", "max_deliveries": 3}, "max_deliveries is 3 and dead_letter null"),
     ("GET", "/v0/topics?page_size=ten", None, "page_size is 'ten', it is a whole number"),
     ("GET", f"{TOPIC}?touch=maybe", None, "touch is 'maybe', it is true or false"),
     ("POST", "/v0/topics/q/claim", {"node": "n", "seqs": []}, "there is no field 'seqs', the nearest is"),
@@ -159,7 +160,7 @@ def test_write_with_another_config_reports_what_it_did_not_change() -> None:
         world.topic("a", durability="fsync", cap_records=9)
         answer, said = await respond(world, "POST", TOPIC, body)
         assert (answer.status, said["count"]) == (200, 1)
-        assert said["warnings"] == ["a exists and keeps its config: ttl_ms is 0; use PUT to change it"]
+        assert said["warnings"] == ["a exists with another config: ttl_ms is 0: a write changes no config, PUT does"]
         body["config"] = {"durable": True, "cap_records": 9}
         _, said = await respond(world, "POST", TOPIC, body)
         assert "warnings" not in said

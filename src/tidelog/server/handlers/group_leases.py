@@ -19,10 +19,10 @@ from tidelog.server.handlers.records import encode_page_parts, page_budget
 from tidelog.server.openapi import operation
 from tidelog.server.request import RequestContext
 
-_claim_decoder = api_types.json_decoder(api_types.ClaimRange)
-_settle_decoder = api_types.json_decoder(api_types.SettleRanges)
-_extend_decoder = api_types.json_decoder(api_types.ExtendRanges)
-_leave_decoder = api_types.json_decoder(api_types.LeaveGroup)
+_claim_decoder = api_types.body_decoder(api_types.ClaimRange)
+_settle_decoder = api_types.body_decoder(api_types.SettleRanges)
+_extend_decoder = api_types.body_decoder(api_types.ExtendRanges)
+_leave_decoder = api_types.body_decoder(api_types.LeaveGroup)
 _encode = msgspec.json.Encoder().encode
 
 

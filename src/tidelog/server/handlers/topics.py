@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from tidelog import api_types
 from tidelog.api_types import GAPS_LIMIT, GAPS_LIMIT_MAX, PAGE_SIZE, PAGE_SIZE_MAX
 from tidelog.engine import Engine, GapEntries, Group, GroupState, Topic, TopicConfig, TopicInfo, timestamp_ms
-from tidelog.engine.config import ADDED, KEYS, KNOWN, check_dead_letter, check_topic_name
+from tidelog.engine.config import ADDED, KEYS, KNOWN, check_dead_letter, check_topic_name, lacks_dead_letter
 from tidelog.engine.queues import QueueCounts
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.routing.router import RouterState
@@ -53,6 +53,11 @@ def parse_topic_config(topic: str, text: bytes, warn: Callable[[str], None] | No
         config = TopicConfig.from_json(text)
         check_dead_letter(topic, config)
         _check_spelling(text, warn)
+        if warn is not None and lacks_dead_letter(config):
+            warn(
+                f"max_deliveries is {config.max_deliveries} and dead_letter null, where jobs are delivered until they "
+                "are acked"
+            )
         return config
     except BadInput as error:
         detail = _dead_letter_detail(text) if "dead_letter is" in str(error) else None
@@ -82,7 +87,7 @@ def _check_spelling(text: bytes, warn: Callable[[str], None] | None) -> None:
         if near := get_close_matches(name[:80].lower(), KNOWN, n=1, cutoff=0.8):
             raise BadInput(f"a config has no field {name[:80]!r}; the nearest is {near[0]}; nothing was done")
         if warn is not None:
-            warn(f"a config has no field {name[:80]!r}, the nearest is {nearest_name(name, KNOWN)}: it was ignored")
+            warn(f"a config has no field {name[:80]!r}, the nearest is {nearest_name(name, KNOWN)}")
 
 
 def config_json(config: TopicConfig) -> msgspec.Raw:

@@ -307,7 +307,9 @@ def _warn_of_other_config(context: RequestContext, topic: Topic, config: TopicCo
     other = [name for name in names if getattr(config, name) != getattr(has, name)]
     if other:
         shown = ", ".join(f"{name} is {_encode(getattr(has, name)).decode()[:80]}" for name in other[:8])
-        context.warn(f"{topic.name} exists and keeps its config: {shown}; use PUT to change it", fields=other)
+        context.warn(
+            f"{topic.name} exists with another config: {shown}", "a write changes no config, PUT does", fields=other
+        )
 
 
 def parse_write_config(

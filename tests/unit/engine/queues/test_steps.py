@@ -509,7 +509,6 @@ def test_a_claim_blocks_for_expiry_routers_and_syncs() -> None:
         ({"max_deliveries": 5, "dead_letter": "dead"}, "delayed", True),
         ({"max_deliveries": 5, "dead_letter": "dead"}, "claimable", True),
         ({"max_deliveries": 5, "dead_letter": "dead"}, "none", False),
-        ({"max_deliveries": 5}, "leased", False),
         ({"max_deliveries": 0, "dead_letter": "dead"}, "leased", False),
     ],
 )
