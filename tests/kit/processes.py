@@ -108,7 +108,8 @@ class _Starter:
         self._socket, other = socket.socketpair()
         command = [sys.executable, "-m", __spec__.name, str(other.fileno())]
         # A fork takes only the thread that calls it along, so libraries should have no threads of their own.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, cwd=_ROOT, env=environment, pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL
         )
