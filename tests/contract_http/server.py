@@ -28,7 +28,7 @@ _ENVIRONMENT = {
     if not name.startswith("TIDELOG_") and name not in ("PYTHONUNBUFFERED", "PYTHONPATH")
 } | {"PYTHONPATH": processes.SOURCES}  # the package that the tests import, wherever that lies
 COMMAND = [sys.executable, "-m", "tidelog.cli.main", "serve"]
-START_S = 60.0
+START_S = STOP_S = 120.0  # only so that a mistake fails and does not hang; a loaded machine may take long
 
 
 class Server:
@@ -97,11 +97,17 @@ class Server:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def wait(self, within_s: float = 30.0) -> int:
-        """The exit code."""
+    def wait(self) -> int:
+        """The exit code. A server that does not end says what each of its threads does."""
         assert self._process is not None
-        code = self._process.wait(within_s)
-        self._process = None
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks into the log
+            self._process.wait(STOP_S)
+            raise AssertionError(f"the server did not end within {STOP_S} s: {self.log}") from None
+        finally:
+            self._process = None
         return code
 
     def stop(self) -> None:
@@ -175,13 +181,7 @@ class Server:
     ) -> None:
         if self._process is not None:
             self.signal(signal.SIGTERM)
-            try:
-                code = self.wait()
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(10)
-                self._process = None
-                raise
+            code = self.wait()
             if error is None:
                 assert code == 0, self.log
         if error is None:

@@ -20,7 +20,7 @@ def started_not(folder: Path, *args: str, **settings: Any) -> str:
     server = Server(folder, *args, **settings)
     server.launch()
     try:
-        assert server.wait(60) != 0
+        assert server.wait() != 0
     finally:
         if server.is_running:
             server.kill()
@@ -63,7 +63,7 @@ def test_a_directory_has_one_process(tmp_path: Path) -> None:
         args = ("--data", str(first.data), "--port", "0", "--port-file", str(tmp_path / "port.txt"))
         other = Server(tmp_path / "other", *args)
         other.launch()
-        assert other.wait(60) != 0
+        assert other.wait() != 0
         assert "Traceback" not in other.log
         url = f"http://{first.address.host}:{first.address.port}"
         assert f'data is served at {url}; nothing was changed, use it through the server: tidelog.connect("{url}")' in (

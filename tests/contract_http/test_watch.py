@@ -719,7 +719,7 @@ def test_a_heartbeat_is_never_quicker_than_a_second(api: Api, server: Server, to
         stream.expect("caught-up")
         began = time.monotonic()
         parse_heartbeat(stream.frame(within_s=30))
-        assert 0.9 <= time.monotonic() - began < 3
+        assert 0.9 <= time.monotonic() - began < 15, "the default"
 
 
 def test_a_client_of_http_1_0_gets_its_events_until_the_end(api: Api, server: Server, topic: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import inspect
 import json
@@ -215,6 +216,7 @@ def _run_program(request: dict[str, Any]) -> None:
             new.reconfigure(line_buffering=lines, write_through=unbuffered)
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
+    faulthandler.enable(2)  # a test that waits in vain sends SIGABRT, and the process writes its stacks
     kind, *rest = request["words"]
     path = os.environ.get("PYTHONPATH")
     sys.path[0] = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(os.path.abspath(kind))
