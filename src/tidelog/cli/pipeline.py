@@ -417,7 +417,7 @@ def _add_export(subcommands: Commands) -> None:
     )
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
         parser.add_argument(name, metavar=about)
-    parser.add_argument("--format", choices=("delta", "parquet"), help="of a table that is new (delta)")
+    parser.add_argument("--format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)")
     runs = parser.add_mutually_exclusive_group()
     runs.add_argument(
         "--once", action="store_true", help="end when the table holds what the topic holds now (the default)"
@@ -507,7 +507,9 @@ def _add_backfill(subcommands: Commands) -> None:
     parser.add_argument("--work-dir", metavar="DIR", help="where rows are staged (.tidelog-backfill/JOB)")
     parser.add_argument("--first", type=parse_count, metavar="SEQ", help="of the source's topic; the earliest")
     parser.add_argument("--until", type=parse_count, metavar="SEQ", help="of the source's topic, included; its end now")
-    parser.add_argument("--table-format", choices=("delta", "parquet"), help="of a table that is new (delta)")
+    parser.add_argument(
+        "--table-format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)"
+    )
     parser.add_argument("--target-key", help="of the server that is written to")
     _add_storage_options(parser)
     _add_spark_options(parser)

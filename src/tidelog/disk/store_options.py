@@ -72,6 +72,7 @@ _SECRETS: Final = frozenset(
     ("access_key", "secret_key", "session_token", "account_key", "sas_token", "client_secret", "client_id")
 )
 _OTHER: Final = ("scheme",)  # of pyarrow's S3: http or https
+_AMBIGUOUS: Final = frozenset(("token", "anonymous", "access_key"))  # also properties of catalogs, or of several stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,26 @@ def parse_store_address(address: str, given: Mapping[str, str] | None) -> tuple[
     return f"{TABLE_SCHEMES[scheme]}://{netloc}{path}", options
 
 
-def _by_our_names(family: str, given: Mapping[str, str]) -> dict[str, str]:
-    known = {
+def options_for(family: str, given: Mapping[str, str]) -> tuple[StoreOptions | None, dict[str, str]]:
+    """Split options of several libraries into those of a family of stores, None if there are none, and the rest."""
+    known = _known_names(family)
+    found = {key: value for key, value in given.items() if key.lower() in known and key.lower() not in _AMBIGUOUS}
+    rest = {key: value for key, value in given.items() if key not in found}
+    return (StoreOptions(family, _by_our_names(family, found)) if found else None), rest
+
+
+def _known_names(family: str) -> dict[str, str]:
+    """Return our names by all names that are accepted, in lower case."""
+    return {
         other.lower(): name
         for name, (names, others) in _NAMES[family].items()
         for other in (name, *names, *others)
         if other
     }
+
+
+def _by_our_names(family: str, given: Mapping[str, str]) -> dict[str, str]:
+    known = _known_names(family)
     made: dict[str, str] = {}
     for key, value in given.items():
         name = known.get(key.lower())

@@ -122,9 +122,11 @@ def export(
     """Export a topic into a table, from the end of the table to the end of the topic.
 
     Args:
-        table: a directory, or an address in an object store (s3://bucket/lake/orders, gs:, abfs:).
-        format: of a new table, delta (the default) or parquet.
-        storage_options: credentials and endpoints of the object store, as deltalake or pyarrow call them.
+        table: a directory, an address in an object store (s3://bucket/lake/orders, gs:, abfs:), or an Iceberg table of
+            a catalog (iceberg://prod/shop.orders).
+        format: of a new table, delta (the default) or parquet; a table of a catalog is an Iceberg table.
+        storage_options: credentials and endpoints of the object store, as deltalake or pyarrow call them, and
+            properties of the catalog.
         follow: continue as records come, until the process is interrupted.
         pause: continue until it returns true; it is called after every round, with true where nothing was exported, and
             waits there. Without it `follow` waits 5 s.
@@ -167,13 +169,14 @@ def _parse_schema(schema: str) -> StructType:
 
 
 def _open_table(place: Place, format: Format | None, step: OnStep, *, write: bool = True) -> interface.Table:
-    return table_formats.open_table(place.disk, place.path, format, write=write, step=step)
+    return table_formats.open_table(place.disk, place.path, format, catalog=place.catalog, write=write, step=step)
 
 
 def read(
     spark: SparkSession, table: str, *, version: int | None = None, storage_options: StorageOptions = None
 ) -> DataFrame:
-    """Load a table as a DataFrame, without a jar: as it is now, or a version of a Delta table.
+    """Load a table as a DataFrame, without a jar: as it is now, or a version of a Delta table, or a snapshot of an
+    Iceberg table.
 
     Example:
         >>> pipelines.read(spark, "s3://bucket/lake/orders").where("seq > 100").show()
@@ -299,7 +302,7 @@ def backfill(
     with job_session(spark, master, conf) as live:
         if to_place is not None:
             context = _job_context(live, to_place.disk, step)
-            return _backfill_table(live, context, request, from_location, table_format)
+            return _backfill_table(live, context, request, from_location, to_place, table_format)
         context = _job_context(live, work.disk, step)
 
         def rows() -> RowSource:
@@ -446,12 +449,19 @@ def _read_range(
 
 def _find_place(text: str, what: str, storage_options: StorageOptions) -> Place:
     """Return a place of a job that has several: the storage options are for those of them in an object store."""
-    is_bucket = addresses.scheme_of(text) in TABLE_SCHEMES
-    return table_formats.find_place(text, what, storage_options if is_bucket else None)
+    has_options = addresses.scheme_of(text) in (*TABLE_SCHEMES, interface.ICEBERG_SCHEME)
+    return table_formats.find_place(text, what, storage_options if has_options else None)
 
 
 def _file_source(spark: SparkSession, place: Place, format: FileFormat | None) -> RowSource:
-    disk, path = place
+    disk, path = place.disk, place.path
+    if place.catalog is not None:
+        from tidelog.pipelines.table_formats import iceberg  # pyiceberg is an extra of its own
+
+        snapshot = iceberg.latest_scan(place.catalog, None)
+        return RowSource(
+            lambda: read_table(spark, place, snapshot.snapshot_id), content=f"{path} snapshot {snapshot.snapshot_id}"
+        )
     kind = format or next((kind for kind in ("parquet", "json", "csv") if path.rstrip("/").endswith(kind)), None)
     if disk.stat(path) is None:
         raise NotFound(f"there is nothing at {path}; nothing was written, check the path")
@@ -496,6 +506,7 @@ def _backfill_table(
     context: JobContext,
     request: BackfillRequest,
     source: Location | None,
+    place: Place,
     format: Format | None,
 ) -> Backfilled:
     given = request.input
@@ -506,7 +517,7 @@ def _backfill_table(
         )
     topic = given.from_topic
     snapshot = _find_topic(source, topic, given.source)
-    with closing(_open_table(Place(context.disk, given.target), format, context.on_step)) as table:
+    with closing(_open_table(place, format, context.on_step)) as table:
         return backfill_job.backfill_table(
             request, snapshot, lambda low, high: _read_range(spark, source, topic, low, high), table, context
         )

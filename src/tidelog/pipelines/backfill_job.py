@@ -488,13 +488,14 @@ def backfill_table(
     footer = FileFooter(
         snapshot.topic, snapshot.epoch, first, stop, run, mapping.schema, mapping.options_json, transform=name
     )
-    target = export_job.CommitTarget(table.path, table.format, mapping, footer, context.disk)
+    table.prepare(mapping)
+    target = export_job.CommitTarget(table.path, table.format, mapping, footer, table.disk)
     context.on_step("write files")
     results = spark_tasks.run_on_partitions(
         rows,
         partial(export_job.write_frame_partition, target, first, stop),
-        context.disk,
-        _results_path(table.path, context.disk),
+        table.disk,
+        _results_path(table.path, table.disk),
     )
     files = [msgspec.json.decode(result, type=DataFile) for result in results]
     commit = Commit(
@@ -506,6 +507,7 @@ def backfill_table(
         mapping.schema,
         mapping.options_json,
         transform=name,
+        table_first=first if last is None else last.table_first,
         ts_ms=context.clock.now_us() // 1000,
     )
     context.on_step("commit")

@@ -26,8 +26,8 @@ from tidelog.disk.interface import Disk, join
 from tidelog.engine import Counts
 from tidelog.pipelines import record_mapping, row_hash
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import delta, parquet
-from tidelog.pipelines.table_formats.interface import DataFile, SeqRanges, merge_ranges
+from tidelog.pipelines.table_formats import parquet
+from tidelog.pipelines.table_formats.interface import DataFile, SeqRanges, TableScan, merge_ranges
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicSnapshot
 from tidelog.spark.filters import RecordFilter
@@ -57,7 +57,7 @@ class ComparisonTask:
     quarantine_names: tuple[str, ...]
     committed_files: tuple[DataFile, ...] = ()  # exported files of the range, as their commits have them
     is_transformed: bool = False  # rows went through a function: they are compared with their commits only
-    version: int | None = None  # of a Delta table that is read through its library instead of file by file
+    scan: TableScan | None = None  # of a table that is read through its library instead of file by file
 
     @property
     def compared_from(self) -> int:
@@ -283,8 +283,8 @@ def read_log_rows(task: ComparisonTask) -> Iterator[tuple[record_mapping.TableRo
 def read_table_rows(task: ComparisonTask) -> Iterator[pa.RecordBatch]:
     """Read the rows of the table."""
     first, stop = (None, None) if task.is_transformed else (task.first, task.stop)
-    if task.version is not None:
-        yield from delta.read_rows(task.disk, task.path, task.version, first, stop, task.mapping.arrow)
+    if task.scan is not None:
+        yield from task.scan.rows(first, stop, task.mapping.arrow)
         return
     own = () if task.is_transformed else tuple(file.name for file in task.committed_files)
     names = (*own, *task.other_names)

@@ -191,7 +191,6 @@ def drop_leftovers(
     backend: Backend,
     options: Options,
     snapshot: TopicSnapshot,
-    disk: Disk,
     runner: TaskRunner,
 ) -> None:
     """Remove leftovers. Raises Damaged if the log no longer has the records of all their rows."""
@@ -209,7 +208,7 @@ def drop_leftovers(
             ComparisonTask(
                 topic=snapshot.topic,
                 path=table.path,
-                disk=disk,
+                disk=table.disk,
                 mapping=record_mapping.mapping_from_commit(last.schema, last.shape),
                 options=options,
                 first=leftover.first,
@@ -298,7 +297,7 @@ class ExportJob:
             return self._run_round(once=once, until=until)
         except StagedFileMissing:
             # VACUUM of another program may remove files before their commit. One repetition is enough.
-            if self._table.format != "delta":
+            if self._table.format == "parquet":
                 raise
             return self._run_round(once=once, until=until)
 
@@ -327,15 +326,14 @@ class ExportJob:
         if reason in ("nothing", "wait"):
             return ExportRound(reason, None, head)
         stop = commit_end(self._sizes, first, head, snapshot.bytes_before)
-        commit = self._export_range(snapshot, mapping, first, stop)
+        commit = self._export_range(snapshot, mapping, last, first, stop)
         self._new_commits.append(commit)
         return ExportRound(reason, commit, head)
 
     def _start_position(self, snapshot: TopicSnapshot, last: Commit | None) -> tuple[int, RecordMapping]:
         if last is not None:
             interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
-            context = self._context
-            drop_leftovers(self._table, last, self._backend, self._options, snapshot, context.disk, context.runner)
+            drop_leftovers(self._table, last, self._backend, self._options, snapshot, self._context.runner)
             return last.stop, record_mapping.mapping_from_commit(last.schema, last.shape)
         first = self._table.next_export_seq(self._topic, snapshot.epoch)
         if first is None:
@@ -352,12 +350,12 @@ class ExportJob:
 
     def commit_target(self, snapshot: TopicSnapshot, mapping: RecordMapping) -> CommitTarget:
         """Return the target of the tasks of one commit."""
-        context = self._context
-        run = f"{context.clock.now_us():016x}"
+        self._table.prepare(mapping)
+        run = f"{self._context.clock.now_us():016x}"
         footer = FileFooter(self._topic, snapshot.epoch, 0, 0, run, mapping.schema, mapping.options_json)
         if mapping.bad == "quarantine":
-            context.disk.make_dir(join(self._table.path, interface.QUARANTINE_DIR))
-        return CommitTarget(self._table.path, self._table.format, mapping, footer, context.disk)
+            self._table.disk.make_dir(join(self._table.path, interface.QUARANTINE_DIR))
+        return CommitTarget(self._table.path, self._table.format, mapping, footer, self._table.disk)
 
     def write_files(
         self, snapshot: TopicSnapshot, target: CommitTarget, ranges: Sequence[tuple[int, int]]
@@ -375,12 +373,22 @@ class ExportJob:
         self._context.on_step("write files")
         return self._context.runner.run(export_range, tasks)
 
-    def _export_range(self, snapshot: TopicSnapshot, mapping: RecordMapping, first: int, stop: int) -> Commit:
+    def _export_range(
+        self, snapshot: TopicSnapshot, mapping: RecordMapping, last: Commit | None, first: int, stop: int
+    ) -> Commit:
         """Run steps 3 to 5."""
         ts_ms = self._context.clock.now_us() // 1000
         files = tuple(self.write_files(snapshot, self.commit_target(snapshot, mapping), [(first, stop)]))
         commit = Commit(
-            self._topic, snapshot.epoch, first, stop, files, mapping.schema, mapping.options_json, ts_ms=ts_ms
+            self._topic,
+            snapshot.epoch,
+            first,
+            stop,
+            files,
+            mapping.schema,
+            mapping.options_json,
+            ts_ms=ts_ms,
+            table_first=first if last is None else last.table_first,
         )
         self._context.on_step("commit")
         self._table.commit(commit)

@@ -32,7 +32,7 @@ from tidelog.errors import BadInput, TopicNotFound
 from tidelog.pipelines import compare, export_job, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonResult, ComparisonTask, in_ranges
 from tidelog.pipelines.export_job import CommitTarget, ExportJob, FilePair, JobContext, attempt_id
-from tidelog.pipelines.table_formats import delta, interface, parquet
+from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
     Commit,
     DataFile,
@@ -61,6 +61,18 @@ class RowRemoval:
 
     def removed_mask(self, seqs: Ints) -> NDArray[np.bool_]:
         return in_ranges(seqs, self.ranges) & ~in_ranges(seqs, self.lost_ranges)
+
+    def remaining_ranges(self) -> SeqRanges:
+        """Return `ranges` without `lost_ranges`."""
+        found = []
+        for first, stop in self.ranges:
+            at = first
+            for low, high in self.lost_ranges:
+                if at < high and low < stop:
+                    found.append((at, low))
+                    at = max(at, high)
+            found.append((at, stop))
+        return merge_ranges(found)
 
     def may_affect(self, low: int, high: int) -> bool:
         """Whether a file with seqs from low to high may have rows to remove."""
@@ -221,8 +233,8 @@ class ReconcileJob:
             return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None)
         interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
         if repair:
-            disk, runner = self._context.disk, self._context.runner
-            export_job.drop_leftovers(self._table, last, self._backend, self._options, snapshot, disk, runner)
+            runner = self._context.runner
+            export_job.drop_leftovers(self._table, last, self._backend, self._options, snapshot, runner)
         compared = self._compare(snapshot, last, progress)
         if not repair or compared.result.equal:
             return compared.result
@@ -261,13 +273,13 @@ class ReconcileJob:
         """Return the least and the greatest seq of each foreign file; nothing if rows are read through the table's
         library."""
         found: dict[str, tuple[int, int]] = {}
-        if self._table.scan_version() is not None:
+        if self._table.scan() is not None:
             return found
         for name in (*foreign_files(self._table), *sorted(strays)):
             if last.transform is not None:
                 found[name] = (0, -1)
                 continue
-            bounds = parquet.seq_bounds(self._context.disk, join(self._table.path, name))
+            bounds = parquet.seq_bounds(self._table.disk, join(self._table.path, name))
             if bounds is not None:
                 found[name] = bounds[1:]
         return found
@@ -306,12 +318,12 @@ class ReconcileJob:
         return _Comparison(summary, differing, lost_ranges, foreign)
 
     def _count_beyond(self, foreign: dict[str, tuple[int, int]], first: int, stop: int) -> int:
-        version = self._table.scan_version()
-        if version is not None:
-            return delta.count_rows_outside(self._context.disk, self._table.path, version, first, stop)
+        scan = self._table.scan()
+        if scan is not None:
+            return scan.count_outside(first, stop)
         names = [name for name, (low, high) in foreign.items() if low < first or high >= stop]
         found = 0
-        for batch in parquet.read_batches(self._context.disk, self._table.path, names, None, None):
+        for batch in parquet.read_batches(self._table.disk, self._table.path, names, None, None):
             seqs = parquet.row_seqs(batch)
             found += int(((seqs < first) | (seqs >= stop)).sum())
         return found
@@ -333,15 +345,13 @@ class ReconcileJob:
     ) -> list[ComparisonTask]:
         made = self._table.commits()
         self._mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
-        first = min((commit.first for commit in made), default=last.stop)
+        first = (
+            min((commit.first for commit in made), default=last.stop) if last.table_first is None else last.table_first
+        )
         committed = interface.active_files(made)
         if last.transform is not None:
             return self._transformed_tasks(snapshot, first, last, committed, foreign)
-        held = (
-            []
-            if self._table.scan_version() is not None
-            else [x for x in self._table.own_files() if x.name not in strays]
-        )
+        held = [] if self._table.scan() is not None else [x for x in self._table.own_files() if x.name not in strays]
         there = {file.name for file in held}
         # Quarantine outlives an exported file that another program replaced.
         bad = [file for file in committed if file.name not in there and file.bad_name is not None]
@@ -363,8 +373,8 @@ class ReconcileJob:
     ) -> list[ComparisonTask]:
         """Return the tasks for rows that went through a function: their sums are known by commit, or for the whole
         table if another program wrote files of it."""
-        version, there = self._table.scan_version(), set(self._table.visible_files())
-        if version is not None or foreign or any(file.name not in there for file in committed):
+        scan, there = self._table.scan(), set(self._table.visible_files())
+        if scan is not None or foreign or any(file.name not in there for file in committed):
             whole = self._comparison_task(snapshot, first, last.stop, committed, {}, (), is_transformed=True)
             return [replace(whole, other_names=tuple(self._table.visible_files()))] if committed else []
         return [
@@ -404,7 +414,7 @@ class ReconcileJob:
         return ComparisonTask(
             topic=self._topic,
             path=self._table.path,
-            disk=self._context.disk,
+            disk=self._table.disk,
             mapping=self._mapping,
             options=self._options,
             first=first,
@@ -416,7 +426,7 @@ class ReconcileJob:
             quarantine_names=tuple(file.bad_name for file in (*data_files, *near) if file.bad_name is not None),
             committed_files=tuple(data_files),
             is_transformed=is_transformed,
-            version=self._table.scan_version(),
+            scan=self._table.scan(),
         )
 
     def _plan_range(self, snapshot: TopicSnapshot, first: int, stop: int) -> tuple[ReadTask, ...]:
@@ -455,7 +465,7 @@ class ReconcileJob:
 
     def _repair(self, snapshot: TopicSnapshot, last: Commit, comparison: _Comparison) -> int:
         """Rewrite the ranges that the log still has, in one commit, and return how many. Other rows stay."""
-        if self._table.scan_version() is not None:
+        if self._table.format == "delta" and self._table.scan() is not None:
             raise BadInput(
                 f"{self._table.path} has deletion vectors, mapped column names or partition columns: it can be "
                 "compared and not repaired; nothing was changed. Have its own engine rewrite it without them (REORG "
@@ -488,7 +498,8 @@ class ReconcileJob:
             tasks = [ForeignFileTask(target, name, number, removal) for number, name in enumerate(near)]
             results: list[CopyResult] = self._context.runner.run(copy_foreign_file, tasks)
             copied = [result for result in results if result.dropped]
-            if not written and not own and not copied:
+            replaced = removal.remaining_ranges() if self._table.format == "iceberg" else ()
+            if not written and not own and not copied and not replaced:
                 return 0
             commit = Commit(
                 self._topic,
@@ -500,14 +511,16 @@ class ReconcileJob:
                 mapping.options_json,
                 removed=tuple(file.name for task, _ in own for file in task.committed_files),
                 repair=True,
+                table_first=last.table_first,
                 ts_ms=self._context.clock.now_us() // 1000,
                 kept=tuple(each.kept for each in copied if each.kept is not None),
                 retired=tuple(each.name for each in copied),
+                replaced=replaced,
             )
             self._context.on_step("commit")
             self._table.commit(commit)
             self._context.on_step("committed")
-        return len(again) or len(copied)
+        return len(again) or len(copied) or len(replaced)
 
     def _lost_after_end(
         self, snapshot: TopicSnapshot, first: int, stop: int, foreign: dict[str, tuple[int, int]]

@@ -1,6 +1,7 @@
 """Tables as DataFrames, without a jar: a data source of Spark that reads a table through the library of its format.
 
     delta      at a version; a task a file, or one task where only deltalake reads it (deletion vectors, mapped names)
+    iceberg    at a snapshot; a task a file, with its deletes
     parquet    the files that readers of the directory see; a task a file
 
 Executors read the table, with its storage options. Those have names whose values Spark hides in plans and in
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -20,11 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tidelog.disk.bucket_disk import BucketDisk
-from tidelog.disk.interface import Disk
 from tidelog.errors import BadInput, NotFound
 from tidelog.pipelines import table_formats
 from tidelog.pipelines.table_formats import delta, parquet
-from tidelog.pipelines.table_formats.interface import Format
 from tidelog.spark.executors import reduce_object
 
 SOURCE_NAME: Final = "tidelog-table"
@@ -33,13 +32,17 @@ _OPTION_PREFIX: Final = "storage.secret."  # Spark replaces values of options wh
 
 def read_table(spark: SparkSession, place: table_formats.Place, version: int | None = None) -> DataFrame:
     """Load a version of a table as a DataFrame; by default the newest one, fixed now."""
-    format = table_formats.detect_format(place.disk, place.path)
+    format = "iceberg" if place.catalog is not None else table_formats.detect_format(place.disk, place.path)
     if format is None:
         raise NotFound(f"there is no table at {place.path}; nothing was read, check the address")
     if format == "parquet" and version is not None:
         raise BadInput(f"{place.path} is a Parquet table and has no versions; nothing was read, leave the version out")
     if format == "delta" and version is None:
         version = delta.latest_version(place.disk, place.path).version
+    if place.catalog is not None and version is None:
+        from tidelog.pipelines.table_formats import iceberg  # pyiceberg is an extra of its own
+
+        version = iceberg.latest_scan(place.catalog, None).snapshot_id
     spark.dataSource.register(TableSource)
     reader = spark.read.format(SOURCE_NAME).option("path", place.path).option("format", format)
     if version is not None:
@@ -47,12 +50,14 @@ def read_table(spark: SparkSession, place: table_formats.Place, version: int | N
     if isinstance(place.disk, BucketDisk):
         for name, value in place.disk.options.to_delta().items():
             reader = reader.option(f"{_OPTION_PREFIX}{name}", value)
+    for name, value in (place.catalog.properties if place.catalog is not None else {}).items():
+        reader = reader.option(f"{_OPTION_PREFIX}{name}", value)
     return reader.load()
 
 
 @dataclass
 class TablePartition(InputPartition):
-    name: str | None  # a file; None: the whole table
+    part: Any  # a file, as the format names it; None: the whole table
 
 
 class TableSource(DataSource):
@@ -74,31 +79,41 @@ class TableSource(DataSource):
             if name.lower().startswith(_OPTION_PREFIX)
         }
         place = table_formats.find_place(options["path"], "the table", stored or None)
-        format: Format = "parquet" if options["format"] == "parquet" else "delta"
-        return TableReader(place.disk, place.path, format, int(options.get("version", -1)))
+        version = int(options["version"]) if "version" in options else None
+        return TableReader(_open_reader(place, options["format"], version))
+
+
+class FormatReader(Protocol):
+    """Reads a version of a table of one format, part by part. Picklable."""
+
+    schema: pa.Schema
+
+    def parts(self) -> Sequence[Any]: ...
+
+    def read(self, part: Any, /) -> Iterator[pa.RecordBatch]: ...
+
+
+def _open_reader(place: table_formats.Place, format: str, version: int | None) -> FormatReader:
+    if place.catalog is not None:
+        from tidelog.pipelines.table_formats import iceberg  # pyiceberg is an extra of its own
+
+        return iceberg.IcebergReader(iceberg.latest_scan(place.catalog, version))
+    if format == "parquet":
+        return parquet.DirectoryReader(place.disk, place.path)
+    return delta.DeltaReader(place.disk, place.path, version)
 
 
 class TableReader(DataSourceReader):
-    def __init__(self, disk: Disk, path: str, format: Format, version: int) -> None:
-        self._disk, self._path, self._format, self._version = disk, path, format, version
-        if format == "delta":
-            table = delta.open_delta(disk, path, version)
-            self.schema, self._names = delta.arrow_schema(table), delta.split_files(table)
-        else:
-            self._names = parquet.visible_files(disk, path)
-            self.schema = parquet.table_schema(disk, path)
+    def __init__(self, reader: FormatReader) -> None:
+        self._reader = reader
+        self.schema = reader.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_object(self, self.__dict__)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [TablePartition(None)] if self._names is None else [TablePartition(name) for name in self._names]
+        return [TablePartition(part) for part in self._reader.parts()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TablePartition), "planned by this reader"
-        if self._format == "delta":
-            yield from delta.read_split(self._disk, self._path, self._version, partition.name)
-            return
-        assert partition.name is not None, "a directory is read file by file"
-        for batch in parquet.read_batches(self._disk, self._path, [partition.name], None, None):
-            yield parquet.conform(batch, self.schema)
+        yield from self._reader.read(partition.part)

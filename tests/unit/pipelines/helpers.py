@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyarrow.fs import S3FileSystem
+from pyiceberg.catalog import load_catalog
 from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 import tidelog
@@ -58,6 +59,15 @@ def s3_options(server: S3Server) -> dict[str, str]:
     }
 
 
+def iceberg_table(root: Path, name: str = "orders", *, server: S3Server | None = None) -> Place:
+    """Return a table of a SQL catalog in `root`, with its files beside it or in the bucket of a server."""
+    warehouse = f"file://{root}/warehouse" if server is None else f"s3://{BUCKET}/warehouse-{next(_numbers)}"
+    options = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": warehouse}
+    return table_formats.find_place(
+        f"iceberg://tests/shop.{name}", "the table", options | (s3_options(server) if server is not None else {})
+    )
+
+
 class InlineRunner:
     def __init__(self, *, pickled: bool = True) -> None:
         self._pickled, self.tasks = pickled, 0
@@ -80,8 +90,9 @@ class PipelineHarness:
         self.on_step: OnStep = interface.no_step
         self.disk: Disk = PosixDisk()
         self.pickled = True
+        self.place = place or Place(self.disk, self.table)
         if place is not None:
-            self.disk, self.table = place
+            self.disk, self.table = place.disk, place.path
 
     @contextmanager
     def engine(self) -> Iterator[Database]:
@@ -106,7 +117,11 @@ class PipelineHarness:
         return JobContext(InlineRunner(pickled=self.pickled), self.disk, self.clock, self.on_step)
 
     def open_table(self, *, write: bool = True) -> closing[Table]:
-        return closing(table_formats.open_table(self.disk, self.table, self.format, write=write, step=self.on_step))
+        return closing(
+            table_formats.open_table(
+                self.disk, self.table, self.format, catalog=self.place.catalog, write=write, step=self.on_step
+            )
+        )
 
     @contextmanager
     def export(self, **more: str) -> Iterator[ExportJob]:
@@ -139,6 +154,8 @@ class PipelineHarness:
         return table_rows(self.read_table())
 
     def read_table(self) -> pa.Table:
+        if self.place.catalog is not None:
+            return self.iceberg().scan().to_arrow()
         if isinstance(self.disk, BucketDisk):
             return self._read_bucket_table(self.disk)
         if self.format == "delta":
@@ -152,6 +169,12 @@ class PipelineHarness:
         if self.format == "delta":
             return DeltaTable(self.table, storage_options=disk.options.to_delta()).to_pyarrow_table()
         return pq.read_table(self.table.removeprefix("s3://"), filesystem=S3FileSystem(**disk.options.to_arrow()))
+
+    def iceberg(self) -> Any:
+        """The table as pyiceberg loads it, with a catalog of its own."""
+        assert self.place.catalog is not None, "it is an Iceberg table"
+        catalog = load_catalog(self.place.catalog.catalog, **self.place.catalog.properties)
+        return catalog.load_table(self.place.catalog.identifier)
 
     def files(self) -> list[Path]:
         if self.format == "delta":

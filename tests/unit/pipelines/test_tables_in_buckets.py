@@ -137,7 +137,7 @@ def test_a_store_that_refuses_is_an_error_without_secrets(s3_server: S3Server, w
         (f"s3://{BUCKET}/refused", wrong_key(s3_server)),
         ("s3://no-such-bucket-here/refused", s3_options(s3_server)),
     ):
-        disk, path = table_formats.find_place(address, "the table", options)
+        disk, path, _ = table_formats.find_place(address, "the table", options)
         with pytest.raises(StoreDenied, match="check the bucket, the credentials") as caught:
             table_formats.open_table(disk, path, write=write)
         for secret in (SECRET_KEY, ACCESS_KEY, "not-the-secret-key"):
@@ -146,7 +146,7 @@ def test_a_store_that_refuses_is_an_error_without_secrets(s3_server: S3Server, w
 
 def test_a_store_that_is_away_is_an_error(s3_server: S3Server) -> None:
     options = s3_options(s3_server) | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    disk, path = table_formats.find_place(f"s3://{BUCKET}/away", "the table", options)
+    disk, path, _ = table_formats.find_place(f"s3://{BUCKET}/away", "the table", options)
     with pytest.raises(StoreUnavailable, match="nothing was changed") as caught:
         table_formats.open_table(disk, path, write=True)
     assert caught.value.retryable
@@ -168,7 +168,7 @@ def test_no_secret_is_in_a_table_or_a_repr(harness: PipelineHarness) -> None:
 
 
 def test_there_is_no_table(s3_server: S3Server) -> None:
-    disk, path = s3_table(s3_server, "nothing")
+    disk, path, _ = s3_table(s3_server, "nothing")
     with pytest.raises(NotFound, match="there is no table at s3://"):
         table_formats.open_table(disk, path, write=False)
 
@@ -213,7 +213,7 @@ S3_FORMS: dict[str, Callable[[], tuple[str, dict[str, str]]]] = {
 
 @pytest.mark.parametrize("form", S3_FORMS)
 def test_every_form_of_the_options_of_s3_means_the_same(form: str) -> None:
-    disk, path = table_formats.find_place(S3_FORMS[form]()[0], "the table", S3_FORMS[form]()[1])
+    disk, path, _ = table_formats.find_place(S3_FORMS[form]()[0], "the table", S3_FORMS[form]()[1])
     assert isinstance(disk, BucketDisk)
     assert path == "s3://b/t"
     assert disk.options.to_arrow() == {
@@ -234,7 +234,7 @@ def test_every_form_of_the_options_of_s3_means_the_same(form: str) -> None:
 
 def test_the_endpoint_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:1")
-    disk, _ = table_formats.find_place("s3://b/t", "the table", None)
+    disk, _, _ = table_formats.find_place("s3://b/t", "the table", None)
     assert isinstance(disk, BucketDisk)
     assert disk.options.to_delta() == {
         "AWS_ENDPOINT_URL": "http://h:1",
@@ -244,7 +244,9 @@ def test_the_endpoint_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_options_of_google_and_azure() -> None:
-    disk, path = table_formats.find_place("abfss://c@acc.dfs.core.windows.net/t", "the table", {"account_key": "a2V5"})
+    disk, path, _ = table_formats.find_place(
+        "abfss://c@acc.dfs.core.windows.net/t", "the table", {"account_key": "a2V5"}
+    )
     assert isinstance(disk, BucketDisk)
     assert path == "abfss://c@acc.dfs.core.windows.net/t"
     assert disk.options.to_arrow() == {"account_name": "acc", "account_key": "a2V5"}
@@ -252,6 +254,6 @@ def test_options_of_google_and_azure() -> None:
         "AZURE_STORAGE_ACCOUNT_NAME": "acc",
         "AZURE_STORAGE_ACCOUNT_KEY": "a2V5",
     }
-    disk, path = table_formats.find_place("gcs://b/t", "the table", {"anonymous": "True"})
+    disk, path, _ = table_formats.find_place("gcs://b/t", "the table", {"anonymous": "True"})
     assert isinstance(disk, BucketDisk)
     assert (path, disk.options.to_arrow()) == ("gs://b/t", {"anonymous": True})

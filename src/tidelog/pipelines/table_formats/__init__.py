@@ -1,8 +1,9 @@
-"""Table formats of exports: Delta tables, and Parquet files with a log of commits.
+"""Table formats of exports: Delta tables, Iceberg tables, and Parquet files with a log of commits.
 
     interface    the interface of exports to tables, and their commits: files, counts, hashes, the position in the
                  topic. Read this first
     delta        a Delta table, through deltalake
+    iceberg      a table of an Iceberg catalog, through pyiceberg; imported only for one
     parquet      a directory of Parquet files; writes and reads the files of all formats
     commit_log   the log of the commits of a Parquet table
 
@@ -12,7 +13,9 @@ This module detects the place and the format of a table and opens it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog import addresses
 from tidelog.disk.bucket_disk import BucketDisk
@@ -25,14 +28,18 @@ from tidelog.pipelines.table_formats.commit_log import COMMIT_LOG_DIR
 from tidelog.pipelines.table_formats.interface import Format, OnStep, Table
 from tidelog.pipelines.table_formats.parquet import ParquetTable
 
+if TYPE_CHECKING:
+    from tidelog.pipelines.table_formats.iceberg import CatalogTable
+
 DEFAULT_FORMAT: Format = "delta"
 
 
 class Place(NamedTuple):
-    """Where a table, input files or staged rows are: a path of a disk."""
+    """Where a table, input files or staged rows are: a path of a disk, or a table of a catalog."""
 
     disk: Disk
     path: str
+    catalog: CatalogTable | None = None
 
 
 def find_place(text: str, what: str, storage_options: Mapping[str, str] | None = None) -> Place:
@@ -45,16 +52,44 @@ def find_place(text: str, what: str, storage_options: Mapping[str, str] | None =
     if scheme in TABLE_SCHEMES:
         address, options = parse_store_address(text, storage_options)
         return Place(BucketDisk(address, options), address)
+    if scheme == interface.ICEBERG_SCHEME:
+        name = _iceberg().parse_address(text, storage_options)
+        return Place(PosixDisk(), name.address, name)
     path = addresses.absolute_path(text, what)
     if storage_options:
         raise BadInput(f"{path} is a directory and has no storage options; nothing was done, leave them out")
     return Place(PosixDisk(), path)
 
 
+def _iceberg() -> ModuleType:
+    try:
+        return import_module("tidelog.pipelines.table_formats.iceberg")
+    except ImportError as error:
+        raise BadInput(
+            f"Iceberg tables need pyiceberg ({error}); nothing was done, pip install 'tidelog[iceberg]'"
+        ) from None
+
+
 def open_table(
-    disk: Disk, path: str, format: Format | None = None, *, write: bool, step: OnStep = interface.no_step
+    disk: Disk,
+    path: str,
+    format: Format | None = None,
+    *,
+    catalog: CatalogTable | None = None,
+    write: bool,
+    step: OnStep = interface.no_step,
 ) -> Table:
     """Open the table at `path`. The default format is that of the existing table, or DEFAULT_FORMAT for a new one."""
+    if catalog is not None:
+        if format not in (None, "iceberg"):
+            raise BadInput(f"{path} is an Iceberg table, not a {format} one; nothing was done, leave the format out")
+        table: Table = _iceberg().IcebergTable(catalog, write=write, step=step)
+        return table
+    if format == "iceberg":
+        raise BadInput(
+            f"{path} names no catalog, and an Iceberg table has one; nothing was done, write "
+            "iceberg://CATALOG/NAMESPACE.TABLE, and the catalog's properties as storage options"
+        )
     if isinstance(disk, BucketDisk):
         disk.check_bucket()
     else:

@@ -87,42 +87,48 @@ def arrow_schema(table: DeltaTable) -> pa.Schema:
     return parquet.schema_without_views(pa.schema(table.schema().to_arrow()))
 
 
-def split_files(table: DeltaTable) -> list[str] | None:
-    """Return the files of a table that tasks read one by one; None if only its library can read it as a whole."""
-    if has_column_mapping(table):
-        return None
-    try:
-        return [file.path for file in table.to_pyarrow_dataset(schema=arrow_schema(table)).get_fragments()]
-    except DeltaProtocolError:
-        return None
+class DeltaReader:
+    """Reads a version of a table file by file, or as a whole where only its library can: mapped names, deletion
+    vectors."""
+
+    def __init__(self, disk: Disk, path: str, version: int | None) -> None:
+        table = open_delta(disk, path, version)
+        self._disk, self._path, self._version = disk, path, table.version()
+        self.schema = arrow_schema(table)
+        self._names: list[str] | None = None
+        if not has_column_mapping(table):
+            with suppress(DeltaProtocolError):
+                found = table.to_pyarrow_dataset(schema=self.schema).get_fragments()
+                self._names = [file.path for file in found]
+
+    def parts(self) -> Sequence[str | None]:
+        return [None] if self._names is None else self._names
+
+    def read(self, part: str | None, /) -> Iterator[pa.RecordBatch]:
+        if part is None:
+            for batch in _scan(self._disk, self._path, self._version, None, None):
+                yield parquet.conform(batch, self.schema)
+            return
+        data = open_delta(self._disk, self._path, self._version).to_pyarrow_dataset(schema=self.schema)
+        (file,) = [fragment for fragment in data.get_fragments() if fragment.path == part]
+        yield from file.scanner(schema=self.schema, batch_size=_BATCH_ROWS).to_batches()
 
 
-def read_split(disk: Disk, path: str, version: int, name: str | None) -> Iterator[pa.RecordBatch]:
-    """Read one of the files of `split_files`, or the whole table."""
-    table = open_delta(disk, path, version)
-    schema = arrow_schema(table)
-    if name is None:
-        for batch in _scan(disk, path, version, None, None):
+class DeltaScan(NamedTuple):
+    """A version of a table that is read through deltalake."""
+
+    disk: Disk
+    path: str
+    version: int
+
+    def rows(self, first: int | None, stop: int | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        predicate = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
+        for batch in _scan(self.disk, self.path, self.version, predicate, None):
             yield parquet.conform(batch, schema)
-        return
-    data = table.to_pyarrow_dataset(schema=schema)
-    (file,) = [fragment for fragment in data.get_fragments() if fragment.path == name]
-    yield from file.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
 
-
-def read_rows(
-    disk: Disk, path: str, version: int, first: int | None, stop: int | None, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
-    predicate = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
-    for batch in _scan(disk, path, version, predicate, None):
-        yield parquet.conform(batch, schema)
-
-
-def count_rows_outside(disk: Disk, path: str, version: int, first: int, stop: int) -> int:
-    """Count the rows of a version with other seqs, or without a seq."""
-    predicate = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
-    return sum(batch.num_rows for batch in _scan(disk, path, version, predicate, ["seq"]))
+    def count_outside(self, first: int, stop: int) -> int:
+        predicate = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
+        return sum(batch.num_rows for batch in _scan(self.disk, self.path, self.version, predicate, ["seq"]))
 
 
 def count_rows_where(disk: Disk, path: str, predicate: str) -> int:
@@ -227,7 +233,7 @@ class DeltaLakeTable:
     format: interface.Format = "delta"
 
     def __init__(self, disk: Disk, path: str, *, write: bool, step: OnStep = interface.no_step) -> None:
-        self._disk, self.path, self._step = disk, path, step
+        self.disk, self.path, self._step = disk, path, step
         self._table: DeltaTable | None = None
         self._pause: Callable[[float], object] = Event().wait
         self._directory = TableDirectory(disk, path, self.format, write=write)
@@ -247,12 +253,12 @@ class DeltaLakeTable:
 
     def _load(self) -> None:
         try:
-            self._table = DeltaTable(self.path, storage_options=storage_options(self._disk))
+            self._table = DeltaTable(self.path, storage_options=storage_options(self.disk))
         except TableNotFoundError:
             if not self._directory.is_writer:  # a log without a commit: the first one was removed
                 raise BadInput(f"{self.path} is a Delta table without a commit; nothing was done, export it") from None
         except (DeltaError, OSError) as error:
-            raise _unreadable_error(self._disk, self.path, error) from None
+            raise _unreadable_error(self.disk, self.path, error) from None
 
     # ── content ───────────────────────────────────────────────────────────────────────────────
 
@@ -297,12 +303,15 @@ class DeltaLakeTable:
                 )
         return found
 
-    def scan_version(self) -> int | None:
+    def prepare(self, mapping: RecordMapping) -> None:
+        """No effect: the place of the table is its address."""
+
+    def scan(self) -> DeltaScan | None:
         if self._table is None:
             return None
         mapped = has_column_mapping(self._table)
         special = bool(self._table.metadata().partition_columns) or mapped or self._has_deletion_vectors()
-        return self._table.version() if special else None
+        return DeltaScan(self.disk, self.path, self._table.version()) if special else None
 
     def _has_deletion_vectors(self) -> bool:
         assert self._table is not None, "only for a table with commits"
@@ -313,7 +322,7 @@ class DeltaLakeTable:
     def own_files(self) -> list[DataFile]:
         committed = {file.name: file for file in interface.active_files(self.commits())}
         found = [
-            committed[name] if name in committed else parquet.data_file_from_footer(self._disk, self.path, name)
+            committed[name] if name in committed else parquet.data_file_from_footer(self.disk, self.path, name)
             for name in self.visible_files()
         ]
         return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
@@ -402,7 +411,7 @@ class DeltaLakeTable:
                     schema,
                     added,
                     commit_properties=properties,
-                    storage_options=storage_options(self._disk),
+                    storage_options=storage_options(self.disk),
                 )
             else:
                 schema = self._table.schema()
@@ -413,12 +422,12 @@ class DeltaLakeTable:
                 "nothing was committed, run it again when they write less often"
             ) from None
         except DeltaError as error:
-            if self._table is None and DeltaTable.is_deltatable(self.path, storage_options(self._disk)):
+            if self._table is None and DeltaTable.is_deltatable(self.path, storage_options(self.disk)):
                 raise TableChanged(
                     f"{self.path} was made by another process meanwhile; nothing was committed, run it again"
                 ) from None
-            if isinstance(self._disk, BucketDisk) and isinstance(
-                found := _unreadable_error(self._disk, self.path, error), StoreUnavailable
+            if isinstance(self.disk, BucketDisk) and isinstance(
+                found := _unreadable_error(self.disk, self.path, error), StoreUnavailable
             ):
                 raise found from None
             raise BadInput(f"{self.path} does not take these rows ({error}); nothing was committed") from None
@@ -428,13 +437,13 @@ class DeltaLakeTable:
         """Sync the commit file: the library does not, so the commit would not survive a power cut."""
         assert self._table is not None, "a commit creates it"
         log = join(self.path, DELTA_LOG_DIR)
-        file = self._disk.open(join(log, f"{self._table.version():020d}.json"))
+        file = self.disk.open(join(log, f"{self._table.version():020d}.json"))
         try:
             file.sync()
         finally:
             file.close()
-        self._disk.sync_dir(log)
-        self._disk.sync_dir(self.path)
+        self.disk.sync_dir(log)
+        self.disk.sync_dir(self.path)
 
     def _remove_uncommitted(self) -> None:
         """Remove files after the newest commit that are part of no version."""
@@ -442,10 +451,10 @@ class DeltaLakeTable:
         stop = 0 if last is None else last.stop
         for place, prefix in ((self.path, ""), (join(self.path, QUARANTINE_DIR), f"{QUARANTINE_DIR}/")):
             with suppress(FileNotFoundError):
-                for name in self._disk.list_dir(place):
+                for name in self.disk.list_dir(place):
                     where = interface.parse_file_range(name)
                     if where is not None and where[0] >= stop and f"{prefix}{name}" not in there:
-                        self._disk.remove(join(place, name))
+                        self.disk.remove(join(place, name))
 
 
 def _add_action(file: DataFile, commit: Commit) -> AddAction:

@@ -1,7 +1,8 @@
-"""The interface of an export to a table, and the parts that both formats share.
+"""The interface of an export to a table, and the parts that the formats share.
 
-    parquet   a directory of Parquet files with its own commit log beside them (`parquet`)
     delta     a Delta table; commits of exports are commits of the table (`delta`)
+    iceberg   an Iceberg table of a catalog; commits of exports are snapshots of the table (`iceberg`)
+    parquet   a directory of Parquet files with its own commit log beside them (`parquet`)
 
 Executors write files under the names that `staged_path` returns, which readers skip. `commit` makes all of them part of
 the table at once, with the position in the topic. One process writes a table at a time.
@@ -20,21 +21,24 @@ into `kept` files, which have no range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.durability import remove_if_exists
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NewerFormat, NotFound, Unavailable
+from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.row_hash import MASK_64
 
 COMMIT_FORMAT: Final = 2  # 2: a repair that copies rows
 _BASE_FORMAT: Final = 1
-_OPTIONAL_FIELDS: Final = ("kept", "retired")
+_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first")
 _OPTIONAL_FILE_FIELDS: Final = ("bad_bytes", "held")
+SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -74,6 +78,8 @@ class Commit(msgspec.Struct, frozen=True):
     transform: str | None = None  # the function that rows went through
     ts_ms: int = 0
     kept: tuple[KeptFile, ...] = ()
+    table_first: int | None = None  # where the table begins; older commits may be gone. None: in an earlier version
+    replaced: SeqRanges = ()  # an Iceberg table deletes the rows of these seqs; other formats name files
     retired: tuple[str, ...] = ()  # files of other programs that these replace
     format: int = _BASE_FORMAT
 
@@ -109,7 +115,7 @@ def encode_commit(commit: Commit) -> bytes:
     made["format"] = COMMIT_FORMAT if commit.kept or commit.retired else commit.format
     made["totals"] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
     for name in _OPTIONAL_FIELDS:  # without them a commit has the bytes of earlier versions
-        if not made[name]:
+        if made[name] in (None, (), []):
             del made[name]
     for file in made["files"]:
         for name in _OPTIONAL_FILE_FIELDS:
@@ -172,11 +178,11 @@ def active_files(commits: Sequence[Commit]) -> list[DataFile]:
     return sorted(found.values(), key=lambda file: (file.first, file.stop, file.name))
 
 
-Format: TypeAlias = Literal["parquet", "delta"]
+Format: TypeAlias = Literal["delta", "iceberg", "parquet"]
 OnStep: TypeAlias = Callable[[str], None]  # called with the name of the next step; tests kill the process there
-SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
 T = TypeVar("T")
 QUARANTINE_DIR: Final = "_quarantine"
+ICEBERG_SCHEME: Final = "iceberg"  # of addresses of tables in a catalog
 OWN_DIR: Final = "_tidelog"
 LOCK_FILE: Final = "lock"
 
@@ -199,9 +205,26 @@ class Leftover(NamedTuple):
     bad_name: str | None
 
 
+class TableScan(Protocol):
+    """One version of a table that is read through its library, also by tasks: picklable."""
+
+    def rows(self, first: int | None, stop: int | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
+        ...
+
+    def count_outside(self, first: int, stop: int) -> int:
+        """Count the rows with other seqs, or without a seq."""
+        ...
+
+
 class Table(Protocol):
-    path: str
+    path: str  # of its files, in `disk`
+    disk: Disk
     format: Format
+
+    def prepare(self, mapping: RecordMapping) -> None:
+        """Make the table's place known before the first file is written: a catalog chooses it."""
+        ...
 
     def last_commit(self) -> Commit | None:
         """Return the newest commit of an export, which has the position of the table."""
@@ -223,9 +246,9 @@ class Table(Protocol):
         """Return every file that readers of the table see."""
         ...
 
-    def scan_version(self) -> int | None:
-        """Return the version to read through the table's library, if its files alone do not show what a reader sees
-        (deletion vectors, mapped columns, partition columns); else None."""
+    def scan(self) -> TableScan | None:
+        """Return the present version of the table, to be read through its library, if its files alone do not show what
+        a reader sees (an Iceberg table; deletion vectors, mapped columns, partition columns); else None."""
         ...
 
     def leftovers(self) -> list[Leftover]:
@@ -300,7 +323,7 @@ class TableDirectory:
 
     def sync_staged(self, commit: Commit) -> None:
         """Verify the staged files of a commit and sync their names."""
-        _check_staged(self._disk, commit, lambda name: staged_path(self._path, self._format, name))
+        check_staged(self._disk, commit, lambda name: staged_path(self._path, self._format, name))
         for place in {self._path, *(join(self._path, QUARANTINE_DIR) for file in commit.files if file.bad_name)}:
             self._disk.sync_dir(place)
 
@@ -345,7 +368,7 @@ def group_overlapping(items: Iterable[T], key: Callable[[T], tuple[int, int, str
     return groups
 
 
-def _check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) -> None:
+def check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) -> None:
     """Verify that the driver sees every file of a commit with the length that its task reported."""
     wanted: list[tuple[str, int | None]] = []
     for file in commit.files:

@@ -54,6 +54,7 @@ from tidelog.pipelines.table_formats.interface import (
     Leftover,
     OnStep,
     TableDirectory,
+    TableScan,
     parse_file_range,
 )
 from tidelog.types import Buffer, Ints
@@ -394,6 +395,22 @@ def table_schema(disk: Disk, path: str) -> pa.Schema:
         raise Damaged(f"files of {path} have columns of different types ({error}); nothing was read") from None
 
 
+class DirectoryReader:
+    """Reads the files that readers of a directory see."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._names = visible_files(disk, path)
+        self.schema = table_schema(disk, path)
+
+    def parts(self) -> Sequence[str]:
+        return self._names
+
+    def read(self, part: str, /) -> Iterator[pa.RecordBatch]:
+        for batch in read_batches(self._disk, self._path, [part], None, None):
+            yield conform(batch, self.schema)
+
+
 _STAGED_PREFIXES: Final = ("_part-", "_kept-")
 
 
@@ -401,7 +418,7 @@ class ParquetTable:
     format: interface.Format = "parquet"
 
     def __init__(self, disk: Disk, path: str, *, write: bool, step: OnStep = interface.no_step) -> None:
-        self._disk, self.path, self._step = disk, path, step
+        self.disk, self.path, self._step = disk, path, step
         self._leftovers: dict[str, FileFooter] = {}
         self._directory = TableDirectory(disk, path, self.format, write=write)
         try:
@@ -429,11 +446,14 @@ class ParquetTable:
     def next_export_seq(self, topic: str, epoch: int) -> int | None:  # noqa: ARG002
         return None  # no state outlives commits and files, and files become commits again
 
-    def scan_version(self) -> int | None:
+    def prepare(self, mapping: RecordMapping) -> None:
+        """No effect: the place of the table is its address."""
+
+    def scan(self) -> TableScan | None:
         return None
 
     def visible_files(self) -> list[str]:
-        return visible_files(self._disk, self.path)
+        return visible_files(self.disk, self.path)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -455,25 +475,25 @@ class ParquetTable:
         moved = set()
         for name in _files_in_order(commit):
             staged, path = self.staged_path(name), join(self.path, name)
-            if self._disk.stat(staged) is not None:
+            if self.disk.stat(staged) is not None:
                 self._step("rename a file")
-                self._disk.rename(staged, path)
+                self.disk.rename(staged, path)
                 moved.add(path.rpartition("/")[0])
         self._step("sync the names of files")
         for place in moved:
-            self._disk.sync_dir(place)
+            self.disk.sync_dir(place)
         gone = False
         for name in commit.removed:
             self._step("remove a replaced file")
             gone |= self._directory.remove_file(name)
         for name in commit.retired:
-            if self._disk.stat(join(self.path, name)) is not None:
+            if self.disk.stat(join(self.path, name)) is not None:
                 self._step("rename a replaced file")
                 # Readers skip this name. Files of other programs are never deleted.
-                self._disk.rename(join(self.path, name), join(self.path, f"_foreign-{commit.number}-{name}"))
+                self.disk.rename(join(self.path, name), join(self.path, f"_foreign-{commit.number}-{name}"))
                 gone = True
         if gone:
-            self._disk.sync_dir(self.path)
+            self.disk.sync_dir(self.path)
         self._step("done")
 
     # ── recovery, after a crash or after commits were removed ────────────────────────────────
@@ -498,7 +518,7 @@ class ParquetTable:
         found = []
         for name, footer in self._leftovers.items():
             bad_name = f"{QUARANTINE_DIR}/{name}"
-            is_there = self._disk.stat(join(self.path, bad_name)) is not None
+            is_there = self.disk.stat(join(self.path, bad_name)) is not None
             found.append(Leftover(name, footer.epoch, footer.first, footer.stop, bad_name if is_there else None))
         return found
 
@@ -512,15 +532,15 @@ class ParquetTable:
             self._step("remove a file of no commit")
             gone |= self._directory.remove_file(name)
         if gone:
-            self._disk.sync_dir(self.path)
+            self.disk.sync_dir(self.path)
 
     def _remove_staged(self) -> None:
         """Remove staged files without a commit."""
         for place in (self.path, join(self.path, QUARANTINE_DIR)):
             with suppress(FileNotFoundError):
-                for name in self._disk.list_dir(place):
+                for name in self.disk.list_dir(place):
                     if name.startswith(_STAGED_PREFIXES):
-                        self._disk.remove(join(place, name))
+                        self.disk.remove(join(place, name))
 
     def _uncommitted_files(self, stop: int) -> dict[str, FileFooter]:
         """Return the files of exports after the newest known commit."""
@@ -528,7 +548,7 @@ class ParquetTable:
         for name in self.visible_files():
             where = interface.parse_file_range(name)
             if where is not None and where[0] >= stop:
-                footer = read_footer(self._disk, join(self.path, name))
+                footer = read_footer(self.disk, join(self.path, name))
                 if footer is not None:
                     found[name] = footer
         return found
@@ -543,7 +563,7 @@ class ParquetTable:
                     f"{self.path}: the commit of {name} is gone, and its rows went through {footer.transform}, so they "
                     "cannot be made again from the log alone; nothing was changed, put the log of the table back"
                 )
-            held = data_file_from_footer(self._disk, self.path, name)
+            held = data_file_from_footer(self.disk, self.path, name)
             if held is None or (last is not None and footer.epoch != last.epoch):
                 break
             if held.first > at:
