@@ -216,6 +216,7 @@ LAYERS: dict[str, set[str]] = {
     "api_types": {*_LEAVES},
     "protocols": {"channels", "engine", *_STORAGE},
     "client": {"api_types", "database", "channels", "engine", *_STORAGE},  # results are those of the embedded classes
+    "aio": {"client", "api_types", "database", "channels", "engine", "wal", *_STORAGE},
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
     "spark": {"client", "api_types", "database", "engine", "commitlog", *_STORAGE},
@@ -466,6 +467,8 @@ EXCUSES = (
     Excuse("engine/queues/worker_options.py", "chance", "jobs that failed together are not delivered together again"),
     Excuse("client/core.py", "chance", "tasks that lost the server together do not come back together"),
     Excuse("client/topic_calls.py", "chance", "the key of a write must not be that of another client's write"),
+    Excuse("client/asyncio_http.py", "a wait", "a task waits for its server, and for none longer than a limit"),
+    Excuse("aio/", "a wait", "a task waits for a thread, a record or an event"),
     Excuse("client/events.py", "a wait", "a caller waits for the next event of a stream, as long as it says"),
     Excuse(
         "pipelines/table_formats/delta.py", "a wait", "a commit that met a foreign one is tried again after a pause"
@@ -591,7 +594,7 @@ def test_uses_through_the_listed_modules_pass(source: str) -> None:
 
 DOORS = (
     *("tidelog", "tidelog.errors", "tidelog.commitlog", "tidelog.testing"),
-    *("tidelog.backup", "tidelog.client", "tidelog.server", "tidelog.spark", "tidelog.pipelines"),
+    *("tidelog.backup", "tidelog.aio", "tidelog.client", "tidelog.server", "tidelog.spark", "tidelog.pipelines"),
 )
 
 

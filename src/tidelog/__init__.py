@@ -3,14 +3,15 @@
 `tidelog.open` returns a `Database` with the topics, queues, routers and channels of one directory. The segmented log
 library is `tidelog.commitlog`; every error that a caller can see is in `tidelog.errors`.
 
-`tidelog.connect` returns the same for a server; `tidelog.protocols` is the interface of both. `tidelog.backup` lists,
-verifies and restores backups.
+`tidelog.connect` returns the same for a server; `tidelog.aio` has both for asyncio, `tidelog.protocols` the interface.
+`tidelog.backup` lists, verifies and restores backups.
 
 Start with `database`: it composes the `engine` (topics, queues, routers) and the `channels`. `server` serves a
 `Database` over HTTP, `client` talks to it, `spark` and `pipelines` read and write topics as DataFrames, `cli` is the
 command line.
 """
 
+from tidelog import aio
 from tidelog.channels import Channel, ChannelLimits
 from tidelog.client import connect
 from tidelog.database import Database, open
@@ -37,6 +38,7 @@ __all__ = [
     "Topic",
     "Worker",
     "__version__",
+    "aio",
     "backoff",
     "connect",
     "cron",

@@ -1,4 +1,4 @@
-"""One database of each kind for the contract of `tidelog.protocols`: a directory and a server."""
+"""One database of each kind for the contract of `tidelog.protocols`: a directory and a server, blocking and asyncio."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 from tests.contract_http.server import Server
+from tests.kit.awaited_database import Awaited, connect_awaited, open_awaited
 
 import tidelog
 from tidelog import protocols
@@ -34,7 +35,23 @@ def remote(contract_server: str) -> Iterator[protocols.Database]:
         yield database
 
 
-@pytest.fixture(scope="session", params=["embedded", "remote"])
+@pytest.fixture(scope="session")
+def embedded_asyncio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Awaited]:
+    database, thread = open_awaited(str(tmp_path_factory.mktemp("embedded-asyncio") / "data"))
+    with database:
+        yield database
+    thread.stop()
+
+
+@pytest.fixture(scope="session")
+def remote_asyncio(contract_server: str) -> Iterator[Awaited]:
+    database, thread = connect_awaited(contract_server, KEY)
+    with database:
+        yield database
+    thread.stop()
+
+
+@pytest.fixture(scope="session", params=["embedded", "remote", "embedded_asyncio", "remote_asyncio"])
 def database(request: pytest.FixtureRequest) -> protocols.Database:
     """A database of each kind; topics have names of their own."""
     found: protocols.Database = request.getfixturevalue(request.param)

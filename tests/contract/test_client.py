@@ -208,3 +208,10 @@ def test_calls_are_generators_without_io() -> None:
     assert isinstance(request, Request)
     assert (request.method, request.path, request.retry_safe) == ("POST", "/v0/topics/orders", True)
     assert request.body == b'{"records":[{"data":{"a":1}}],"idempotency_key":"k","create":false}'
+
+
+def test_open_names_connect_for_the_address_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.BadInput, match=r"tidelog\.connect"):
+        tidelog.open("http://127.0.0.1:4000")
+    assert list(tmp_path.iterdir()) == []

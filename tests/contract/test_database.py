@@ -279,19 +279,30 @@ def test_large_records_are_streamed_in_and_read_in_ranges(database: protocols.Da
     assert isinstance(record.data, LargeData)
     assert (record.data.size, record.tag, record.meta) == (len(content), "big", {"name": "file"})
     with topic.open_record(1) as reader:
-        assert isinstance(reader, RecordReader)
         assert (len(reader), reader.xxh3) == (len(content), record.data.xxh3)
         reader.seek(1_500_000)
         assert reader.read(10) == content[1_500_000:1_500_010]
         reader.seek(-5, io.SEEK_END)
         assert reader.read() == content[-5:]
-    assert record.data.read() == content
+    with topic.open_record(1) as reader:
+        assert reader.read() == content
     topic.append([{"a": 1}, b""])
     assert topic.open_record(2).read() == b'{"a":1}'
     assert topic.open_record(3).read() == b""
     with pytest.raises(errors.RecordNotFound) as found:
         topic.open_record(9)
     assert (found.value.seq, found.value.head_seq) == (9, 3)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "remote"])
+def test_large_data_is_opened_from_its_record(request: pytest.FixtureRequest, kind: str, name: Name) -> None:
+    database: protocols.Database = request.getfixturevalue(kind)
+    topic = database.topic(name())
+    topic.append_stream([b"x" * 400_000])
+    data = topic.read().records[0].data
+    with data.open() as reader:
+        assert isinstance(reader, RecordReader)
+    assert data.read() == b"x" * 400_000
 
 
 def test_a_stream_that_breaks_off_or_is_too_long_writes_nothing(database: protocols.Database, name: Name) -> None:

@@ -117,7 +117,7 @@ class Channel:
         meta = self._visible_meta()
         return ChannelInfo(meta.handler, meta.owner, meta.config, meta.members)
 
-    def configure(self, **changes: object) -> ChannelConfig:
+    def configure(self, /, **changes: object) -> ChannelConfig:
         """Change settings and return all of them; owner only. Settings that are not named keep their values."""
         return membership.configure(self._manager, self.name, self.user, changes, source=self._source).config
 

@@ -64,6 +64,11 @@ class Request:
     accept: str = JSON
     chunks: Iterable[Buffer] | AsyncIterable[Buffer] | None = None  # a body that is sent in pieces; never repeated
     wait_s: float = 0.0  # how much longer than usual the response may take: a long poll
+    reads: bool = False  # it changes nothing, although it is a POST
+
+    @property
+    def is_read(self) -> bool:
+        return self.reads or self.method in ("GET", "HEAD")
 
     def target(self, base: str) -> str:
         given = {name: value for name, value in self.query.items() if value is not None}

@@ -76,6 +76,7 @@ C = TypeVar("C")
 P = ParamSpec("P")
 T = TypeVar("T")
 ClassT = TypeVar("ClassT", bound=type)
+FetchBytes = Callable[[int, int, str, int, int | None], bytes | None]  # base, generation, file, bytes [lo, hi)
 
 
 class RemoteObject(Generic[C]):
@@ -127,13 +128,13 @@ def connect(
         timeout_s: how long one request may take.
         retry_s: how long a request is repeated before its error is raised; 0: not at all.
     """
-    _check_seconds(timeout_s=timeout_s, retry_s=retry_s)
+    check_seconds(timeout_s=timeout_s, retry_s=retry_s)
     with Client(url, key=key, timeout_s=timeout_s) as probe:
         probe.call(DatabaseCalls().check_server())
     return RemoteDatabase(Client(url, key=key, timeout_s=timeout_s, retry_ms=int(retry_s * 1000)))
 
 
-def _check_seconds(**given: object) -> None:
+def check_seconds(**given: object) -> None:
     for name, value in given.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= float(value) <= 86_400 or (name == "timeout_s" and not value):  # type: ignore[arg-type]
@@ -193,7 +194,7 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
     def queue(self, /, name: str, *, create: bool = True, **config: object) -> RemoteQueue:
         """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
         if create or config:
-            self._run(_ensure_queue(name, create, config))
+            self._run(ensure_queue(name, create, config))
         return RemoteQueue(self._client, name)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[RemoteTopic, bool]:
@@ -241,7 +242,7 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
         return self._client.get("/v0/backups", target=target)
 
 
-def _ensure_queue(name: str, create: bool, config: dict[str, object]) -> Call[None]:
+def ensure_queue(name: str, create: bool, config: dict[str, object]) -> Call[None]:
     topic = TopicCalls(name)
     if (yield from topic.exists()):
         yield from topic.check_queue()
@@ -335,9 +336,9 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         on_gap: OnGap = "fail",
         strong: bool = False,
     ) -> Iterator[Record | Gap]:
-        cursor = FollowCursor(self._calls, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
+        cursor = FollowCursor(self.name, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
         while not cursor.is_ended:
-            yield from cursor.accept(self._run(cursor.next_page()))
+            yield from cursor.accept(self._run(cursor.next_page(self._calls)))
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """Yield all records that exist now."""
@@ -386,15 +387,10 @@ class RemoteTopic(RemoteObject[TopicCalls]):
 
     def segments(self, *, strong: bool = False) -> RemoteSegmentList:
         listing = self._run(self._calls.list_segments(strong=strong))
-        rows = [RemoteSegment.parse(row, self._client, self._calls) for row in listing["segments"]]
-        tail_seq = listing["tail"]["from_seq"]
-        return RemoteSegmentList(listing["head_seq"], listing["earliest_seq"], listing["evict_floor"], rows, tail_seq)
+        return RemoteSegmentList.parse(listing, lambda *place: self._run(self._calls.segment_bytes(*place)))
 
     def segment(self, base: int, generation: int | None = None) -> RemoteSegment | None:
-        for found in self.segments().segments:
-            if found.base == base and generation in (None, found.generation):
-                return found
-        return None
+        return self.segments().find(base, generation)
 
 
 class RemoteScan:
@@ -484,12 +480,11 @@ class RemoteSegment:
     first_ts: int
     last_ts: int
     tier: str
-    _client: Client = field(repr=False, compare=False)
-    _calls: TopicCalls = field(repr=False, compare=False)
+    _fetch: FetchBytes = field(repr=False, compare=False)
     _files: Mapping[str, Mapping[str, Any]] = field(repr=False, compare=False)
 
     @classmethod
-    def parse(cls, row: Mapping[str, Any], client: Client, calls: TopicCalls) -> RemoteSegment:
+    def parse(cls, row: Mapping[str, Any], fetch: FetchBytes) -> RemoteSegment:
         files = row["files"]
         return cls(
             base=row["base"],
@@ -502,8 +497,7 @@ class RemoteSegment:
             first_ts=row["first_ts"],
             last_ts=row["last_ts"],
             tier=row["tier"],
-            _client=client,
-            _calls=calls,
+            _fetch=fetch,
             _files=files,
         )
 
@@ -516,13 +510,13 @@ class RemoteSegment:
         it was listed."""
         if kind not in self._files:
             return None
-        return self._client.call(self._calls.segment_bytes(self.base, self.generation, kind, 0, None))
+        return self._fetch(self.base, self.generation, kind, 0, None)
 
     def read_range(self, kind: str, lo: int, hi: int) -> bytes | None:
         """Return bytes [lo, hi) of a file."""
         if kind not in self._files:
             return None
-        return self._client.call(self._calls.segment_bytes(self.base, self.generation, kind, lo, hi))
+        return self._fetch(self.base, self.generation, kind, lo, hi)
 
 
 class RemoteSegmentList(NamedTuple):
@@ -533,6 +527,19 @@ class RemoteSegmentList(NamedTuple):
     evict_floor: int
     segments: list[RemoteSegment]
     tail_from_seq: int  # records after it are read as records
+
+    @classmethod
+    def parse(cls, listing: Mapping[str, Any], fetch: FetchBytes) -> RemoteSegmentList:
+        rows = [RemoteSegment.parse(row, fetch) for row in listing["segments"]]
+        tail_seq = listing["tail"]["from_seq"]
+        return cls(listing["head_seq"], listing["earliest_seq"], listing["evict_floor"], rows, tail_seq)
+
+    def find(self, base: int, generation: int | None) -> RemoteSegment | None:
+        """Return the segment whose first seq is `base`."""
+        for found in self.segments:
+            if found.base == base and generation in (None, found.generation):
+                return found
+        return None
 
 
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────
@@ -663,7 +670,7 @@ class RemoteQueue(RemoteObject[QueueCalls]):
                         yield self._calls.parse_job(event.data)
                     elif event.kind == "error":
                         if event.data.get("code") == 409:
-                            raise _queue_is_gone(self.name, str(event.data.get("error")))
+                            raise queue_is_gone(self.name, str(event.data.get("error")))
                         raise Unavailable(str(event.data.get("error")))
                 return
 
@@ -671,7 +678,7 @@ class RemoteQueue(RemoteObject[QueueCalls]):
         return RemoteHistory(self._client, self._calls)
 
 
-def _queue_is_gone(name: str, message: str) -> Error:
+def queue_is_gone(name: str, message: str) -> Error:
     error: Error = NotAQueue(name) if "is a log" in message else TopicNotFound(name)
     error.args = (message,)
     return error

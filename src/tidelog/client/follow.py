@@ -21,8 +21,8 @@ from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.read import OnGap
 from tidelog.errors import BadInput, GapFound
 
-_PAGE_RECORDS: Final = 1_000
-_PAGE_BYTES: Final = 1 << 20
+PAGE_RECORDS: Final = 1_000
+PAGE_BYTES: Final = 1 << 20
 
 
 class FollowCursor:
@@ -30,7 +30,7 @@ class FollowCursor:
 
     def __init__(
         self,
-        topic: TopicCalls,
+        topic: str,
         from_seq: int = 0,
         *,
         timeout: float | None = None,
@@ -43,24 +43,24 @@ class FollowCursor:
         check_int("from_seq", from_seq, 0, SEQ_MAX)
         self.from_seq = from_seq
         self.is_ended = False  # no record arrived for `timeout` seconds
-        self._topic, self._timeout, self._node, self._on_gap, self._strong = topic, timeout, node, on_gap, strong
+        self._topic, self.timeout, self.node, self._on_gap, self.strong = topic, timeout, node, on_gap, strong
 
-    def next_page(self) -> Call[Page]:
+    def next_page(self, topic: TopicCalls) -> Call[Page]:
         """Wait for the next records; the page is empty where none arrived for `timeout` seconds."""
-        return self._topic.read(
+        return topic.read(
             self.from_seq,
-            _PAGE_RECORDS,
-            node=self._node,
-            bytes_max=_PAGE_BYTES,
-            timeout=self._timeout,
-            strong=self._strong,
+            PAGE_RECORDS,
+            node=self.node,
+            bytes_max=PAGE_BYTES,
+            timeout=self.timeout,
+            strong=self.strong,
         )
 
     def accept(self, page: Page) -> list[Record | Gap]:
         """Move past a page and return what the follower yields. Raises GapFound where records were lost and `on_gap` is
         fail; the cursor then stays."""
         if page.gap is not None and self._on_gap == "fail":
-            raise GapFound(self._topic.name, page.gap)
+            raise GapFound(self._topic, page.gap)
         self.is_ended = page.next_from_seq == self.from_seq and page.gap is None
         self.from_seq = page.next_from_seq
         gap: list[Record | Gap] = [page.gap] if page.gap is not None and self._on_gap == "emit" else []

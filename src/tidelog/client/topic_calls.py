@@ -148,8 +148,11 @@ class TopicCalls:
     def path(self, rest: str = "") -> str:
         return topic_path(self.name, rest)
 
-    def _post(self, rest: str, body: object, *, retry_safe: bool = True, wait_s: float = 0.0) -> Call[dict[str, Any]]:
-        request = Request("POST", self.path(rest), encode_json(body), retry_safe=retry_safe, wait_s=wait_s)
+    def _post(
+        self, rest: str, body: object, *, retry_safe: bool = True, wait_s: float = 0.0, reads: bool = False
+    ) -> Call[dict[str, Any]]:
+        content = encode_json(body)
+        request = Request("POST", self.path(rest), content, retry_safe=retry_safe, wait_s=wait_s, reads=reads)
         return (yield request).json()
 
     def _get(self, rest: str, **query: object) -> Call[dict[str, Any]]:
@@ -327,7 +330,8 @@ class TopicCalls:
         }
         while True:
             body["wait_ms"] = wait_ms = POLL_MS if left_ms is None else min(left_ms, POLL_MS)
-            response = yield Request("POST", path, encode_json(body), retry_safe=True, wait_s=wait_ms / 1000)
+            content, wait_s = encode_json(body), wait_ms / 1000
+            response = yield Request("POST", path, content, retry_safe=True, wait_s=wait_s, reads=True)
             page = self.parse_page(response.json())
             is_news = page.records or page.gap or not page.caught_up or sum(page.counts)
             left_ms = None if left_ms is None else left_ms - response.elapsed_ms
@@ -341,7 +345,7 @@ class TopicCalls:
         """Add what a page of the server did not hold: it has limits of its own."""
         while page.records and not page.caught_up and len(page.records) < limit and limit > READ_LIMIT_MAX:
             rest = body | {"from_seq": page.next_from_seq, "wait_ms": 0, "limit": min(limit - len(page.records), 1_000)}
-            response = yield Request("POST", self.path("/diff"), encode_json(rest), retry_safe=True)
+            response = yield Request("POST", self.path("/diff"), encode_json(rest), retry_safe=True, reads=True)
             size = len(response.content)
             more = parse_page(response.json(), self._open_record)
             if more.gap is not None or not more.records:
@@ -403,7 +407,7 @@ class TopicCalls:
         return response.content
 
     def seek(self, ts_ms: int) -> Call[int]:
-        seq: int = (yield from self._post("/seek", {"ts": ts_ms}))["seq"]
+        seq: int = (yield from self._post("/seek", {"ts": ts_ms}, reads=True))["seq"]
         return seq
 
     def gaps(self, from_ms: int | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> Call[GapEntries]:
@@ -425,7 +429,7 @@ class TopicCalls:
         self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
     ) -> Call[RetentionPreview]:
         limits = {"cap_records": cap_records, "cap_bytes": cap_bytes, "ttl_ms": ttl_ms}
-        found = yield from self._post("/retention/simulate", limits)
+        found = yield from self._post("/retention/simulate", limits, reads=True)
         return RetentionPreview(
             found["topic"],
             parse_config(found["config"]),

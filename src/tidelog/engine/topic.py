@@ -71,6 +71,11 @@ class TopicOperations:
     def is_dropped(self) -> bool:
         return self._state.is_dropped
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it belongs to a reader beside the writer: no listener is called then."""
+        return self._state.context.reload_topics is not None
+
     def record_access(self, *, read: bool = True) -> None:
         """Record an access, to the records or only to the state. Priorities depend on it."""
         self._state.record_access(read=read)

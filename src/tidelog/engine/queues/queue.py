@@ -64,6 +64,18 @@ class QueueOperations:
         self.topic = topic
         self._state, self._topic_state = state, state.topic
 
+    def make_request(self, node: str, most: int, lease_ms: int | None, connection: object = None) -> ClaimRequest:
+        """Check the arguments of a claim."""
+        _check_node(node, self._topic_state.context.limits.node_bytes_max)
+        check_int("most", most, 1, SEQ_MAX)
+        if lease_ms is not None:
+            check_int("lease_ms", lease_ms, 0, TIME_MS_MAX)
+        return ClaimRequest(node, most, lease_ms, connection)
+
+    def seconds_until(self, due_ms: int) -> float:
+        """Return how long it is to this time of the clock; at least a millisecond."""
+        return max(due_ms - self._topic_state.context.now_ms(), 1) / 1000
+
     def claim_for_all(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         """Run one claim round for these claimers, who share the available jobs, without a window. May block on the
         disk."""
@@ -179,7 +191,7 @@ class Queue:
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[Job]:
         """Claim up to `most` jobs, each leased to `node` for `lease_ms`; fewer or none if there are no more now. With
         `claim_jitter_ms` set on the queue, this waits that long for other claimers, to share fairly with them."""
-        return self._claim(self._make_request(node, most, lease_ms)).jobs()
+        return self._claim(self._operations.make_request(node, most, lease_ms)).jobs()
 
     def _claim(self, request: ClaimRequest) -> ClaimResult:
         window_ms = self._topic_state.config.claim_jitter_ms
@@ -187,13 +199,6 @@ class Queue:
             return self._operations.claim_for_all([request])[0]
         assert self._state.claim_window is not None, "set by the first handle"
         return self._state.claim_window.claim(request, window_ms)
-
-    def _make_request(self, node: str, most: int, lease_ms: int | None, conn: object = None) -> ClaimRequest:
-        _check_node(node, self._topic_state.context.limits.node_bytes_max)
-        check_int("most", most, 1, SEQ_MAX)
-        if lease_ms is not None:
-            check_int("lease_ms", lease_ms, 0, TIME_MS_MAX)
-        return ClaimRequest(node, most, lease_ms, conn)
 
     def _return_jobs(self, request: ClaimRequest, leased: ClaimResult) -> None:
         with suppress(Error):
@@ -204,7 +209,7 @@ class Queue:
     ) -> Iterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
-        return self._work(self._make_request(node, most, lease_ms, conn=object()), timeout)
+        return self._work(self._operations.make_request(node, most, lease_ms, object()), timeout)
 
     def _work(self, request: ClaimRequest, timeout: float | None) -> Iterator[Job]:
         woken = Event()
@@ -227,7 +232,7 @@ class Queue:
                     return
                 due_ms = self.next_due_ms()
                 if due_ms is not None:
-                    due_s = max(due_ms - self._topic_state.context.now_ms(), 1) / 1000
+                    due_s = self._operations.seconds_until(due_ms)
                     left_s = due_s if left_s is None else min(left_s, due_s)
                 woken.wait(left_s)
         finally:

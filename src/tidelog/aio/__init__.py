@@ -1,0 +1,42 @@
+"""Tidelog for asyncio: the objects of `tidelog.open` and `tidelog.connect` with coroutines and async iterators.
+
+    async with tidelog.aio.open("data") as database:
+        orders = await database.topic("orders")
+        await orders.append({"sku": "A"})
+
+    embedded    a directory of this process: calls run on a few threads, so the event loop never waits for a disk
+    remote      a server: the calls of `tidelog.client` on asyncio streams
+    threads     the pool of threads, and what a cancelled call has done
+
+Methods, results and errors are those of the blocking objects; single values such as `topic.head_seq` are in `state()`.
+A cancelled call is done or not done, never half. If it had begun to change something it is finished first, and the
+`CancelledError` has the outcome as its `__cause__`: `WriteCancelled` with `result`, or the error; InDoubt, of a server
+that did not respond. Without a cause nothing was changed.
+"""
+
+from __future__ import annotations
+
+from tidelog.aio.embedded import AsyncChannel, AsyncDatabase, AsyncGroup, AsyncQueue, AsyncTopic, open
+from tidelog.aio.remote import (
+    AsyncRemoteChannel,
+    AsyncRemoteDatabase,
+    AsyncRemoteGroup,
+    AsyncRemoteQueue,
+    AsyncRemoteTopic,
+    connect,
+)
+
+__all__ = [
+    "AsyncChannel",
+    "AsyncDatabase",
+    "AsyncGroup",
+    "AsyncQueue",
+    "AsyncRemoteChannel",
+    "AsyncRemoteDatabase",
+    "AsyncRemoteGroup",
+    "AsyncRemoteQueue",
+    "AsyncRemoteTopic",
+    "AsyncTopic",
+    "connect",
+    "open",
+]
