@@ -145,9 +145,9 @@ def test_a_worker_runs_a_command_for_every_job(shell: Shell, tmp_path: Path) -> 
     job = json.loads((tmp_path / "done-4").read_text())
     assert (job["seq"], job["data"], job["deliveries"]) == (5, {"n": 4}, 1)
     shown = shell.json("show", "jobs")
-    assert (shown["ready"], shown["in_flight"], shown["count"]) == (0, 0, 1), "the one that failed comes back later"
+    assert (shown["in_flight"], shown["count"]) == (0, 1), "the one that failed comes back, a second later"
     code, out, err = shell("worker", "jobs", "--idle", "0.1", "--", "true")
-    assert (code, out) == (0, "0 jobs done, 0 failed\n")
+    assert (code, out) in ((0, "0 jobs done, 0 failed\n"), (0, "1 job done, 0 failed\n")), "or it is that time already"
 
 
 def test_a_worker_that_can_not_work_says_so(shell: Shell) -> None:
