@@ -95,7 +95,7 @@ class StoredTopic:
     tags: dict[int, str | None] = field(default_factory=dict)  # of every record that was written, by seq
     doubts: list[State] = field(default_factory=list)  # what the call under way may leave
     tokens: dict[int, list[bytes]] = field(default_factory=dict)  # what was ever written as this seq
-    compacting: bool = False  # whether the call under way may compact
+    compacting: bool = False  # whether the call under way may delete replaced records alone
     written: dict[int, set[Row]] = field(default_factory=dict)  # what was ever written as this seq
 
     @property
@@ -252,6 +252,7 @@ class StorageHistory:
         if words is not None:
             after = kept.without({seq for seq, each in kept.now.rows.items() if meant(seq, each, words)})
             kept.doubts.append(after)
+            kept.compacting = kept.keyed  # what the deleted records replaced is deleted first, in a frame of its own
             self.topic(name).delete(**words)
             kept.life.become(after)
 
@@ -270,6 +271,7 @@ class StorageHistory:
         chosen = {seq for seq, each in kept.now.rows.items() if meant(seq, each, words)}
         after = kept.without(chosen)
         kept.doubts.append(after)
+        kept.compacting = kept.keyed
         self.writes = [each for each in self.writes if each.data[0] != name or not chosen & set(each.seqs)]
         receipt = self.topic(name).erase(**words)
         kept.life.become(after)
