@@ -1,10 +1,11 @@
 """Compaction of a topic against a copy of its files, and the newest record of each key against a scan.
 
 Sketch. A first compaction of a topic that was just opened reads the key files of its segments (20 bytes a key), finds
-the replaced records by binary search, logs their seqs (8 bytes each) and sets bits: no record is read. `cp` reads and
-writes every byte, and syncs them, as a compaction syncs what it did. So a compaction should go through records of 1 KB
-about as fast as `cp` copies them, where the key files are there: the gate is 0.3. Without them (after a loss, or with
-another rule for keys) every record is read, verified and parsed, and the files are written. The same limit applies.
+the replaced records by binary search, logs their seqs (8 bytes each), syncs, and sets bits: no record is read. `cp`
+reads and writes every byte, to the page cache alone. A compaction costs by records and `cp` by bytes: with records of
+1 KB and the key files there it should reach 0.3 of `cp`. Without them (after a loss, or with another rule for keys)
+every record is read, verified and parsed, and the files are written. The same limit applies. A copy that is synced, as
+a compaction is, is measured beside it.
 
 `latest(key)` is a binary search and one read of a record; a scan reads all records, as Arrow columns. A page of 1,000
 keys reads their records and makes objects of them.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -40,14 +42,19 @@ def run(quick: bool) -> list[Result]:
             for name, rule in rules.items():
                 made[name] = _made(place / rule.strip("/"), rule, records)
                 done()
-        work: dict[str, Callable[[], float]] = {"cp": partial(_copy, made["by tag"], place)}
+        work: dict[str, Callable[[], float]] = {
+            "cp": partial(_copy, made["by tag"], place, sync=False),
+            "cp and fsync": partial(_copy, made["by tag"], place, sync=True),
+        }
         for name, path in made.items():
             work[name] = partial(_compact, path, place, keep_files=True)
         work["rebuilt"] = partial(_compact, made["by pointer"], place, keep_files=False)
         found = alternate("compaction", rounds, work)
         for name in ("by tag", "by pointer", "rebuilt"):
             title = "compaction by pointer without key files" if name == "rebuilt" else f"compaction {name}"
-            rows.append(result(title, found[name], "MB/s", limit=found["cp"], limit_name="cp and fsync", min_ratio=0.3))
+            rows.append(result(title, found[name], "MB/s", limit=found["cp"], limit_name="cp", min_ratio=0.3))
+            synced = found["cp and fsync"]
+            rows.append(result(f"{title}, synced", found[name], "MB/s", limit=synced, limit_name="cp and fsync"))
         with tidelog.open(str(made["by pointer"]), read_only=True) as log:
             topic = log.topic("t", create=False)
             topic.latest("0")  # the index is built once
@@ -76,15 +83,15 @@ def _made(path: Path, rule: str, records: int) -> Path:
     return path
 
 
-def _copy(source: Path, place: Path) -> float:
-    """MB/s of a copy of the segment files, synced as a compaction is."""
+def _copy(source: Path, place: Path, *, sync: bool) -> float:
+    """MB/s of `cp` of the segment files; `sync`: each is synced after it."""
     files = sorted((source / "topics").rglob("seg-*.data"))
     target = place / f"copy-{next(_numbers)}"
     target.mkdir()
     began = time.perf_counter()
-    for path in files:
-        with path.open("rb") as source_file, (target / path.name).open("wb") as copy:
-            shutil.copyfileobj(source_file, copy, 1 << 20)
+    subprocess.run(["cp", *map(str, files), str(target)], check=True)
+    for path in target.iterdir() if sync else ():
+        with path.open("rb") as copy:
             os.fsync(copy.fileno())
     took = time.perf_counter() - began
     size = sum(path.stat().st_size for path in files)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
 from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, sync_file
-from tidelog.disk.interface import Disk, File, join, parent_dir
+from tidelog.disk.interface import Disk, File, join, parent_dir, start_writeback
 from tidelog.disk.segment_store import SegmentStore, open_store
 from tidelog.errors import BadInput, DiskFull, Error, StoreUnavailable, WriteFailed
 from tidelog.types import Buffer
@@ -99,6 +99,7 @@ class DirectoryStore:
         try:
             for piece in pieces:
                 file.write(pos, piece)
+                start_writeback(file, pos, len(memoryview(piece)))
                 pos += len(memoryview(piece))
         except BaseException as error:
             if isinstance(error, Exception):

@@ -146,6 +146,14 @@ def free_bytes(disk: Disk, path: str) -> int | None:
     return None if get_free is None else get_free(path)
 
 
+def start_writeback(file: File, pos: int, size: int) -> None:
+    """Let the device begin to write these bytes, if the disk can. It promises nothing: a sync follows. Without it the
+    sync of a large file writes all of it at once, and the syncs of other files wait meanwhile."""
+    start: Callable[[int, int], None] | None = getattr(file, "start_writeback", None)
+    if start is not None:
+        start(pos, size)
+
+
 def write_all(pwrite: Callable[[memoryview, int], int], pos: int, data: Buffer) -> None:
     """Call `pwrite(piece, pos)` until all of `data` is written. A short write is retried; one of 0 bytes raises."""
     view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)

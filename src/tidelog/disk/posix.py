@@ -130,6 +130,10 @@ class PosixFile:
     def descriptor(self) -> int | None:
         return self._fd if self._fd >= 0 else None
 
+    def start_writeback(self, pos: int, size: int) -> None:
+        if hasattr(os, "posix_fadvise"):  # Linux begins to write dirty pages that are said not to be needed
+            os.posix_fadvise(self._owned_fd(), pos, size, os.POSIX_FADV_DONTNEED)
+
     def map(self) -> memoryview:
         if self.size() == 0:
             return memoryview(b"")  # mmap refuses an empty file

@@ -23,7 +23,7 @@ import msgspec
 
 from tidelog.addresses import local_directory, scheme_of
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, sync_directory, sync_file
-from tidelog.disk.interface import Disk, File, join, parent_dir
+from tidelog.disk.interface import Disk, File, join, parent_dir, start_writeback
 from tidelog.errors import BadInput, Corrupt, NewerFormat, StoreDenied, StoreUnavailable
 from tidelog.types import Buffer
 
@@ -159,6 +159,7 @@ class DirectoryStore:
         pos = 0
         for piece in pieces:
             file.write(pos, piece)
+            start_writeback(file, pos, len(piece))
             pos += len(piece)
         sync_file(file)
 

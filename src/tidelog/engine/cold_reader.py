@@ -24,9 +24,11 @@ from tidelog.engine.manifest import ColdRow
 from tidelog.errors import Corrupt, StoreUnavailable
 from tidelog.formats import cold_object
 from tidelog.formats.cold_object import BLOCK_BYTES, BlockIndex
+from tidelog.types import Buffer
 
 _READ_BYTES_MAX: Final = 8 << 20  # of one ranged read
 _INDEXES_MAX: Final = 1024
+_CACHED_BLOCKS_MAX: Final = 4  # of one ranged read
 ZSTD: Final = 1  # ColdRow.compression; 0: the object is the data file itself
 
 
@@ -95,45 +97,47 @@ class ColdReader:
         if lo >= hi:
             return memoryview(b"")
         first, stop = lo // BLOCK_BYTES, -(-hi // BLOCK_BYTES)
-        blocks: dict[int, bytes] = {}
-        run = first
-        for number in range(first, stop):
-            block = self.cache.get(row.key, number)
-            if block is None:
-                if (number + 1 - run) * BLOCK_BYTES >= _READ_BYTES_MAX:
-                    blocks.update(self._fetch(row, data_bytes, run, number + 1))
-                    run = number + 1
+        cached = [self.cache.get(row.key, number) for number in range(first, stop)]
+        begin, end = lo - first * BLOCK_BYTES, hi - first * BLOCK_BYTES
+        if row.compression != ZSTD and not any(cached) and end <= _READ_BYTES_MAX:
+            return self._fetch_plain(row, data_bytes, first, stop)[begin:end]
+        blocks: list[Buffer] = []
+        while len(blocks) < len(cached):
+            block = cached[len(blocks)]
+            if block is not None:
+                blocks.append(block)
                 continue
-            blocks[number] = block
-            if run < number:
-                blocks.update(self._fetch(row, data_bytes, run, number))
-            run = number + 1
-        if run < stop:
-            blocks.update(self._fetch(row, data_bytes, run, stop))
-        if stop == first + 1:
-            return memoryview(blocks[first])[lo - first * BLOCK_BYTES : hi - first * BLOCK_BYTES]
-        joined = memoryview(b"".join(blocks[number] for number in range(first, stop)))
-        return joined[lo - first * BLOCK_BYTES : hi - first * BLOCK_BYTES]
+            missing = 1
+            most = min(len(cached) - len(blocks), _READ_BYTES_MAX // BLOCK_BYTES)
+            while missing < most and cached[len(blocks) + missing] is None:
+                missing += 1
+            number = first + len(blocks)
+            blocks += self._fetch(row, data_bytes, number, number + missing)
+        return memoryview(blocks[0] if len(blocks) == 1 else b"".join(blocks))[begin:end]
 
-    def _fetch(self, row: ColdRow, data_bytes: int, first: int, stop: int) -> dict[int, bytes]:
-        """Fetch blocks [first, stop) with one ranged read, and cache them."""
-        found: dict[int, bytes] = {}
-        if row.compression == ZSTD:
-            index = self._load_index(row, data_bytes)
-            lo, hi = index.byte_range(first, stop)
-            content = memoryview(self._read_object(row, lo, hi))
-            for number in range(first, stop):
-                begin, end = index.byte_range(number, number + 1)
-                found[number] = index.decode_block(number, content[begin - lo : end - lo], self.where(row))
-        else:
-            lo, hi = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, data_bytes)
-            content = memoryview(self._read_object(row, lo, hi))
-            for number in range(first, stop):
-                at = (number - first) * BLOCK_BYTES
-                found[number] = bytes(content[at : at + BLOCK_BYTES])
-        for number, block in found.items():
-            self.cache.put(row.key, number, block)
-        return found
+    def _fetch(self, row: ColdRow, data_bytes: int, first: int, stop: int) -> list[Buffer]:
+        """Fetch blocks [first, stop) with one ranged read."""
+        if row.compression != ZSTD:
+            content = self._fetch_plain(row, data_bytes, first, stop)
+            return [content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES)]
+        index = self._load_index(row, data_bytes)
+        lo, hi = index.byte_range(first, stop)
+        content, blocks = memoryview(self._read_object(row, lo, hi)), list[Buffer]()
+        for number in range(first, stop):
+            begin, end = index.byte_range(number, number + 1)
+            blocks.append(index.decode_block(number, content[begin - lo : end - lo], self.where(row)))
+        for number in _cached_numbers(first, stop):
+            self.cache.put(row.key, number, bytes(blocks[number - first]))
+        return blocks
+
+    def _fetch_plain(self, row: ColdRow, data_bytes: int, first: int, stop: int) -> memoryview:
+        """Fetch blocks [first, stop) of an object that is not compressed, without a copy."""
+        lo, hi = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, data_bytes)
+        content = memoryview(self._read_object(row, lo, hi))
+        for number in _cached_numbers(first, stop):
+            at = (number - first) * BLOCK_BYTES
+            self.cache.put(row.key, number, bytes(content[at : at + BLOCK_BYTES]))
+        return content
 
     def _load_index(self, row: ColdRow, data_bytes: int) -> BlockIndex:
         with self._lock:
@@ -184,6 +188,12 @@ class ColdReader:
 def open_data_file(reader: ColdReader, row: ColdRow, size: int) -> RangeFile:
     """Open the data of a segment in the cold tier as a file that is only read, for copies of it."""
     return RangeFile(reader.where(row), size, lambda lo, hi: bytes(reader.read(row, size, lo, hi)))
+
+
+def _cached_numbers(first: int, stop: int) -> range:
+    """Return which of the blocks of one ranged read are cached. A scan of history reads many blocks once: it caches the
+    last one, where its next read begins, and leaves the others' place to pages that are read again."""
+    return range(first if stop - first <= _CACHED_BLOCKS_MAX else stop - 1, stop)
 
 
 class ColdFile(MmapReader):

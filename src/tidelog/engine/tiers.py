@@ -34,6 +34,7 @@ from tidelog.addresses import scheme_of
 from tidelog.clock import Clock
 from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import remove_if_exists, replace_file, sync_file
+from tidelog.disk.interface import start_writeback
 from tidelog.disk.segment_store import MARKER_KEY, SegmentStore
 from tidelog.engine import key_index
 from tidelog.engine.cold_claim import StoreClaim
@@ -597,6 +598,7 @@ class Tiers:
                         reason = "a chunk does not match the footer: nothing was recalled"
                         raise Corrupt(self._context.cold.where(row), pos=lo + at, reason=reason)
                 file.write(lo, piece)
+                start_writeback(file, lo, len(piece))
             sync_file(file)
         except BaseException:
             with suppress(OSError):
