@@ -67,6 +67,7 @@ _MODULES = {
     "server-sched": "server.bench_sched",
     "server-attacks": "server.bench_attacks",
     "spark": "spark.bench_source",
+    "spark-planning": "spark.bench_planning",
     "spark-stream": "spark.bench_stream",
     "spark-export": "spark.bench_export",
 }

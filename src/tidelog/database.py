@@ -243,6 +243,23 @@ def engine_of(database: Database) -> Engine:
     return database._engine
 
 
+def open_for_planning(path: str, disk: Disk) -> Database:
+    """Open a directory read-only without touching its segments, for a reader that plans over many and opens few: their
+    files are not checked, and damage shows where they are read. No background work runs."""
+    opened = open_directory(
+        path,
+        read_only=True,
+        disk=disk,
+        clock=None,
+        config=None,
+        accept_loss=False,
+        progress=None,
+        settings={},
+        for_planning=True,
+    )
+    return Database(Engine(opened, threads=False), limits=None, hook=None)
+
+
 def open(
     path: str,
     *,

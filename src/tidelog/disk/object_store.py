@@ -87,8 +87,12 @@ def _open_s3(address: str, timeout_s: float) -> tuple[FileSystem, str]:
     arguments: dict[str, Any] = {**options}
     if access_key:
         arguments |= {"access_key": unquote(access_key), "secret_key": unquote(secret_key)}
-    is_aws = not any(name in os.environ for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
-    if is_aws and not options and not any(name in os.environ for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint and "endpoint_override" not in options:
+        # pyarrow reads them when it starts its first client, and ignores what is set afterwards.
+        arguments["endpoint_override"] = endpoint.rpartition("://")[2].rstrip("/")
+        arguments.setdefault("scheme", "http" if endpoint.startswith("http://") else "https")
+    elif not options and not any(name in os.environ for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
         with suppress(OSError):  # the first operation shows what is wrong
             arguments["region"] = fs.resolve_s3_region(bucket)
     store = fs.S3FileSystem(

@@ -313,17 +313,23 @@ class LoadedManifest:
         return (entry.decode() for entry in self.replaced.values() if entry is not None)
 
 
-def decode_row(entry: TopicEntry, positions: Positions) -> TopicRow:
-    """Decode a row as of a manifest: since it was saved, a close may have given back the seqs that it reserves."""
-    row = entry.decode()
+def decode_row(entry: TopicEntry, positions: Positions, row: TopicRow | None = None) -> TopicRow:
+    """Decode a row as of a manifest: since it was saved, a close may have given back the seqs that it reserves. `row`:
+    the decoded row, if it is known."""
+    row = row or entry.decode()
     return msgspec.structs.replace(row, reserved=row.head) if entry.number <= positions.closed else row
 
 
 def build_manifest(topics: Iterable[TopicEntry], positions: Positions) -> Manifest:
     """Return a manifest with all rows decoded."""
     entries = sorted(topics, key=lambda entry: entry.id)
+    return join_manifest((decode_row(entry, positions) for entry in entries), entries, positions)
+
+
+def join_manifest(rows: Iterable[TopicRow], entries: Iterable[TopicEntry], positions: Positions) -> Manifest:
+    """Return a manifest of these rows; entries are in the same order."""
     return Manifest(
-        tuple(decode_row(entry, positions) for entry in entries),
+        tuple(rows),
         positions.groups,
         positions.next_topic_id,
         tuple(router for entry in entries for router in entry.routers),

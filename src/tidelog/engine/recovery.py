@@ -54,6 +54,7 @@ from tidelog.engine.queues.queue_state import LEASE_IDS_AHEAD
 from tidelog.engine.results import READING_WAL, REPLAYING_TOPICS, Progress, RecoveryReport
 from tidelog.engine.routing import manager
 from tidelog.engine.segment import Segment, format_file_name
+from tidelog.engine.segment_table import SegmentTable, StoredParts, StoredRows
 from tidelog.engine.topic_index import GroupCursorState, Watermarks
 from tidelog.engine.topic_state import RESERVATION_MAX, CompactionProgress, TopicState
 from tidelog.engine.topic_table import IdleTotals
@@ -635,19 +636,35 @@ class RecoveredTopics(NamedTuple):
     has_truncated_source: bool  # a router's source ends before its cursor
 
 
-def recover(context: EngineContext, report: RecoveryReport, progress: Progress, *, writable: bool) -> RecoveredTopics:
-    """Run passes 1 to 5."""
+def recover(
+    context: EngineContext,
+    report: RecoveryReport,
+    progress: Progress,
+    *,
+    writable: bool,
+    stored: StoredRows | None = None,
+) -> RecoveredTopics:
+    """Run passes 1 to 5. With `stored`, segments stay columns until they are used, and their files are not checked."""
     loaded = manifest.load_newest(context.disk, context.root)
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     missing: list[MissingBytes] = []
-    has_idle = len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults
-    if has_idle:
+    tables: dict[int, SegmentTable] = {}
+    groups: list[ShardRecovery] | None = None
+    idle: dict[str, TopicEntry] = {}
+    totals = IdleTotals()
+    has_idle = stored is None and len(loaded.topics) >= IDLE_TOPICS_MIN and not loaded.faults
+    if stored is not None:
+        rows = stored.decode(loaded.topics.values(), loaded.positions)
+        tables = {row.id: table for row, table in rows}
+        entries = (loaded.topics[row.id] for row, _ in rows)
+        used = manifest.join_manifest((row for row, _ in rows), entries, loaded.positions)
+    elif has_idle:
         groups = _read_shards(context, loaded, report, progress)
         idle, totals, used = _find_idle_topics(context, loaded, groups, writable=writable)
     else:
         # Before the WAL is read: a writer beside this engine may drop a topic and remove its files meanwhile.
-        groups, idle, totals, used = None, {}, IdleTotals(), loaded.manifest
-    topics_by_id = {row.id: _restore_topic(context, row, missing) for row in used.topics}
+        used = loaded.manifest
+    topics_by_id = {row.id: _restore_topic(context, row, missing, tables.get(row.id)) for row in used.topics}
     if has_idle and missing and not writable:
         _check_not_dropped(context, loaded, _dropped_topics(groups or ()), missing)
     groups = groups or _read_shards(context, loaded, report, progress)
@@ -804,10 +821,14 @@ def _check_not_dropped(
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
 
 
-def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingBytes]) -> TopicState:
-    """Restore a topic from its manifest row."""
+def _restore_topic(
+    context: EngineContext, row: TopicRow, missing: list[MissingBytes], table: SegmentTable | None = None
+) -> TopicState:
+    """Restore a topic from its manifest row. `table` has its segments if the row does not."""
     topic = TopicState(context, row.id, row.name, TopicConfig.from_json(row.config))
     index, files = topic.index, context.segment_files(row.id)
+    if table is not None:
+        index.parts = StoredParts(table, files, index.on_recounted)
     for segment in row.segments:
         part = Segment.from_row(files, segment)
         index.parts.append(part)
@@ -831,13 +852,15 @@ def _restore_topic(context: EngineContext, row: TopicRow, missing: list[MissingB
     topic.queue_snapshot = None if row.queue is None else QueueSnapshot(row.queue)
     topic.restored_epoch = row.epoch
     try:
-        for each in index.parts:
+        for each in index.parts if table is None else ():
             if isinstance(each, Segment):
                 each.recount_live()
         index.count, index.bytes = index.measure(index.earliest, index.head + 1)
         index.skip_deleted()  # an ephemeral topic lost its records and keeps its head
     except Corrupt as error:
         topic.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
+        if table is not None:
+            raise
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live_records for part in live), sum(part.live_bytes for part in live)
     topic.quota.acquire_unchecked(index.bytes)

@@ -10,7 +10,9 @@ current, encoded as a later checkpoint will write them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 from weakref import WeakKeyDictionary
@@ -19,7 +21,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.engine import read, retention, topic_index
+from tidelog.engine.memtable import MemTable
 from tidelog.engine.segment import BoolArray, Segment, Tier, encode_deletions
+from tidelog.engine.segment_table import SegmentTable, StoredParts
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, NotFound
@@ -47,8 +51,8 @@ def find_seq_by_time(topic: TopicState, ts_ms: int) -> int:
         with topic.lock:
             topic.check_open()
             index = topic.index
-            slices = index.slices(max(from_seq, index.earliest), index.head + 1)
-            found = next((each for each in slices if each.part.last_ts >= ts_ms and each.part.live_records), None)
+            slices = index.slices_since(ts_ms, max(from_seq, index.earliest), index.head + 1)
+            found = next((each for each in slices if each.part.live_records), None)
             if found is None:
                 return index.head + 1
             part, first, from_seq = found
@@ -165,25 +169,88 @@ class SegmentList(NamedTuple):
     evict_floor: int  # the first seq not lost here or at a router's source
     segments: list[SegmentFile]
     tail_from_seq: int  # records after it are read as records
+    next_from_seq: int | None = None  # list from there: there are more segments than were asked for
 
 
-def list_segments(topic: TopicState, *, strong: bool = False) -> SegmentList:
-    """Return all segments with readable records."""
-    retention.refresh_for_read(topic)
-    durable = read.make_durable(topic) if read.needs_durable_records(topic, strong) else SEQ_MAX
+class SegmentTableList(NamedTuple):
+    """`SegmentList`, as columns."""
+
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    table: SegmentTable
+    loaded: dict[int, Segment]  # those of the table that are objects, by index: their deletions may be newer
+    tail_from_seq: int
+    next_from_seq: int | None
+
+
+class _State(NamedTuple):
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+
+
+def list_segments(
+    topic: TopicState, *, strong: bool = False, from_seq: int = 0, limit: int | None = None
+) -> SegmentList:
+    """Return the segments with readable records: those with records from `from_seq` on, at most `limit`."""
+    durable = _begin_listing(topic, strong)
     with topic.lock:
         topic.check_open()
         index = topic.index
-        # A checkpoint adopts files before its manifest is saved: until then their records are durable in the WAL only.
-        files = [_to_segment_file(topic, segment) for segment in _file_segments(index) if segment.stop - 1 <= durable]
-        tail_seq = files[-1].stop - 1 if files else index.earliest - 1
-        head = min(index.head, max(durable, index.earliest - 1))
-        floor = index.evict_floor
-        gap = topic_index.find_gap(0, index.head, index.earliest, index.watermarks, index.trimmed_ranges)
-        floor_seq = floor if gap is None else min(gap.gap_to, head) + 1
-        listing = SegmentList(head, index.earliest, max(floor, floor_seq), files, tail_seq)
+        segments, tail_seq, more = _file_segments(index, durable, from_seq, limit)
+        files = [_to_segment_file(topic, segment) for segment in segments]
+        floor, state = index.evict_floor, _listing_state(index, durable)
     retention.persist_floor(topic, floor)
-    return listing
+    return SegmentList(*state, files, tail_seq, more)
+
+
+def list_segment_table(
+    topic: TopicState, *, strong: bool = False, from_seq: int = 0, limit: int | None = None
+) -> SegmentTableList:
+    """`list_segments` as columns. Of a topic with `StoredParts` no segment becomes an object."""
+    durable = _begin_listing(topic, strong)
+    with topic.lock:
+        topic.check_open()
+        index = topic.index
+        floor, state = index.evict_floor, _listing_state(index, durable)
+        if isinstance(index.parts, StoredParts):
+            listed = _list_stored(index, index.parts, durable, state, from_seq, limit)
+        else:
+            segments, tail_seq, more = _file_segments(index, durable, from_seq, limit)
+            table = SegmentTable.of_rows([segment.to_row() for segment in segments])
+            listed = SegmentTableList(*state, table, dict(enumerate(segments)), tail_seq, more)
+    retention.persist_floor(topic, floor)
+    return listed
+
+
+def _list_stored(
+    index: TopicIndex, parts: StoredParts, durable: int, state: _State, from_seq: int, limit: int | None
+) -> SegmentTableList:
+    stored = parts.table
+    lo = int(np.searchsorted(stored.stop, index.earliest, "right"))
+    hi = max(int(np.searchsorted(stored.stop, min(durable, SEQ_MAX - 1) + 1, "right")), lo)
+    while hi > lo and stored.stop[hi - 1] == stored.base[hi - 1]:
+        hi -= 1  # an active segment without records
+    tail_seq = int(stored.stop[hi - 1]) - 1 if hi > lo else index.earliest - 1
+    first = max(lo, min(int(np.searchsorted(stored.stop, from_seq, "right")), hi))
+    stop = hi if limit is None else min(first + limit, hi)
+    more = int(stored.base[stop]) if stop < hi else None
+    loaded = {at - first: segment for at, segment in parts.loaded().items() if first <= at < stop}
+    return SegmentTableList(*state, stored.slice(first, stop), loaded, tail_seq, more)
+
+
+def _begin_listing(topic: TopicState, strong: bool) -> int:
+    """Return the last seq that the listing may show."""
+    retention.refresh_for_read(topic)
+    return read.make_durable(topic) if read.needs_durable_records(topic, strong) else SEQ_MAX
+
+
+def _listing_state(index: TopicIndex, durable: int) -> _State:
+    head = min(index.head, max(durable, index.earliest - 1))
+    gap = topic_index.find_gap(0, index.head, index.earliest, index.watermarks, index.trimmed_ranges)
+    floor_seq = index.evict_floor if gap is None else min(gap.gap_to, head) + 1
+    return _State(head, index.earliest, max(index.evict_floor, floor_seq))
 
 
 def find_segment(topic: TopicState, base: int, generation: int | None = None) -> SegmentFile | None:
@@ -193,25 +260,51 @@ def find_segment(topic: TopicState, base: int, generation: int | None = None) ->
         return next(
             (
                 _to_segment_file(topic, segment)
-                for segment in _file_segments(topic.index)
-                if segment.base == base and generation in (None, segment.generation)
+                for segment in (topic.index.find_part(base),)
+                if isinstance(segment, Segment)
+                and segment.base == base
+                and segment.stop > max(topic.index.earliest, base)
+                and generation in (None, segment.generation)
             ),
             None,
         )
 
 
-def _file_segments(index: TopicIndex) -> list[Segment]:
-    """Return the segments before the first record that is in memory only. A topic that was ephemeral for a while may
-    have such records before segments: everything after them is tail as well."""
-    segments: list[Segment] = []
-    for part in index.parts:
-        if part.stop <= index.earliest or part.stop == part.base:
-            continue
-        if isinstance(part, Segment):
-            segments.append(part)
-        elif part.live_records:
-            break
-    return segments
+def _file_segments(
+    index: TopicIndex, durable: int, from_seq: int, limit: int | None
+) -> tuple[list[Segment], int, int | None]:
+    """Return the listed segments with records from `from_seq` on, the last seq of all listed ones, and the base of the
+    first that the limit leaves out.
+
+    Listed are segments before the first record that is in memory only: a topic that was ephemeral for a while may have
+    such records before segments, and everything after them is tail as well. A checkpoint adopts files before its
+    manifest is saved: until then their records are durable in the WAL only.
+    """
+    parts = index.parts
+    low = bisect_right(parts, index.earliest, key=_stop_of)
+    high = len(parts)
+    if index.has_ephemeral_parts:  # else records in memory are after all segments
+        in_memory = (at for at in range(low, high) if isinstance(parts[at], MemTable) and parts[at].live_records)
+        high = next(in_memory, high)
+    while high > low and (
+        isinstance(parts[high - 1], MemTable)
+        or parts[high - 1].stop == parts[high - 1].base
+        or parts[high - 1].stop - 1 > durable
+    ):
+        high -= 1
+    tail_seq = parts[high - 1].stop - 1 if high > low else index.earliest - 1
+    first = min(max(bisect_right(parts, from_seq, key=_stop_of), low), high)
+    found: list[Segment] = []
+    for part in islice(parts, first, high):
+        if isinstance(part, Segment) and part.stop > part.base:
+            if limit is not None and len(found) == limit:
+                return found, tail_seq, part.base
+            found.append(part)
+    return found, tail_seq, None
+
+
+def _stop_of(part: Segment | MemTable) -> int:
+    return part.stop
 
 
 def _to_segment_file(topic: TopicState, segment: Segment) -> SegmentFile:

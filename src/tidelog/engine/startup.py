@@ -34,6 +34,7 @@ from tidelog.engine.manifest import GroupRow, LoadedManifest, Positions, TopicEn
 from tidelog.engine.recovery import RecoveredTopics, first_file_number, load_idle_topic, recover, report_missing
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.segment import SEGMENT_SUFFIXES, MmapCache, Segment, SegmentFileName, parse_file_name
+from tidelog.engine.segment_table import StoredRows
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
@@ -80,9 +81,11 @@ def open_directory(
     progress: Progress | None,
     settings: dict[str, Any],
     cold_store: SegmentStore | None = None,
+    for_planning: bool = False,
 ) -> OpenedEngine:
     """Return everything an engine needs. On an error the directory is unlocked and nothing acknowledged was dropped.
-    `cold_store` is used instead of the one that the setting `cold` names."""
+    `cold_store` is used instead of the one that the setting `cold` names. `for_planning`: read-only, and segments stay
+    columns until they are used; their files are not checked."""
     limits = _make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
@@ -105,7 +108,7 @@ def open_directory(
         )
 
     if read_only:
-        return _open_reader(make_context, progress or _no_progress)
+        return _open_reader(make_context, progress or _no_progress, StoredRows() if for_planning else None)
     lock = take_lock(disk, path)
     try:
         opened = _open_writer(make_context, lock, accept_loss=accept_loss, progress=progress or _no_progress)
@@ -216,20 +219,27 @@ def check_not_locked(disk: Disk, path: str) -> None:
 # ── read-only ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) -> OpenedEngine:
+def _open_reader(
+    make_context: Callable[[], EngineContext], progress: Progress, stored: StoredRows | None
+) -> OpenedEngine:
     """Recover without the last pass, beside an active writer: if it removes files meanwhile, try again."""
     last_error: Error | None = None
     for _ in range(_READ_TRIES):
         context, report = make_context(), RecoveryReport()
         newest = manifest.list_manifest_numbers(context.disk, context.root)[:1]
         try:
-            recovered = recover(context, report, progress, writable=False)
+            recovered = recover(context, report, progress, writable=False, stored=stored)
         except (Unavailable, FileNotFoundError) as error:
             last_error = error if isinstance(error, Error) else Unavailable(str(error))
             continue
+        except Corrupt as error:  # of a segment that replay needs, and that the writer may have replaced meanwhile
+            if manifest.list_manifest_numbers(context.disk, context.root)[:1] == newest:
+                raise
+            last_error = error
+            continue
         if manifest.list_manifest_numbers(context.disk, context.root)[:1] == newest:
             gap_log.drop_known_removals(context, recovered.topics, recovered.loaded)
-            context.reload_topics = lambda: _open_reader(make_context, progress).topics
+            context.reload_topics = lambda: _open_reader(make_context, progress, stored).topics
             return OpenedEngine(
                 context,
                 None,
@@ -242,7 +252,7 @@ def _open_reader(make_context: Callable[[], EngineContext], progress: Progress) 
                 recovered.next_topic_id,
                 CheckpointState(manifest.ManifestStore(context.disk, context.root, recovered.loaded)),
                 report,
-                lambda: _open_reader(make_context, progress),
+                lambda: _open_reader(make_context, progress, stored),
             )
     raise last_error or Unavailable("the directory changes faster than it can be read; nothing was changed, try again")
 

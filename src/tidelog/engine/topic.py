@@ -4,7 +4,7 @@ from any thread."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
@@ -42,7 +42,7 @@ from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
 from tidelog.engine.retention_preview import RetentionPreview, preview_retention
 from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.segment import Segment
-from tidelog.engine.segment_listing import SegmentFile, SegmentList
+from tidelog.engine.segment_listing import SegmentFile, SegmentList, SegmentTableList
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, NotAQueue
@@ -50,6 +50,12 @@ from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
 from tidelog.types import Buffer
 from tidelog.wal import CommitFuture, Shard
+
+
+class TopicSize(NamedTuple):
+    records: int
+    bytes: int
+    removals: int
 
 
 @defer_signals_in("submit")
@@ -79,6 +85,15 @@ class TopicOperations:
     def record_access(self, *, read: bool = True) -> None:
         """Record an access, to the records or only to the state. Priorities depend on it."""
         self._state.record_access(read=read)
+
+    def size(self) -> TopicSize:
+        """Its live records and their bytes, and how many removals there were since it was opened."""
+        index = self._state.index
+        return TopicSize(index.count, index.bytes, index.removal_count)
+
+    def segment_table(self, *, strong: bool = False, from_seq: int = 0, limit: int | None = None) -> SegmentTableList:
+        """`Topic.segments` as columns."""
+        return segment_listing.list_segment_table(self._state, strong=strong, from_seq=from_seq, limit=limit)
 
     @property
     def has_upstream(self) -> bool:
@@ -583,9 +598,15 @@ class Topic:
         """Return removals of its records and their causes, oldest first, since a time."""
         return self._state.context.gap_log.read(self.name, from_ms, limit, topic_id=self.id)
 
-    def segments(self, *, strong: bool = False) -> SegmentList:
-        """List its segment files at this moment; newer records are the tail. `strong`: as for `read`."""
-        return segment_listing.list_segments(self._state, strong=strong)
+    def segments(self, *, strong: bool = False, from_seq: int = 0, limit: int | None = None) -> SegmentList:
+        """List its segment files at this moment; newer records are the tail.
+
+        Args:
+            strong: as for `read`.
+            from_seq: only segments with records from this seq on.
+            limit: at most so many; `next_from_seq` is where to go on.
+        """
+        return segment_listing.list_segments(self._state, strong=strong, from_seq=from_seq, limit=limit)
 
     def segment(self, base: int, generation: int | None = None) -> SegmentFile | None:
         """Return the segment whose first seq is `base`, if it has files; None also if they are of another generation

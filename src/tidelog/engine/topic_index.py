@@ -40,6 +40,7 @@ import numpy as np
 
 from tidelog.engine.memtable import BatchStats, MemTable
 from tidelog.engine.segment import BoolArray, Part, Segment, SizeCount, measure_part, record_sizes
+from tidelog.engine.segment_table import StoredParts
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
@@ -230,6 +231,7 @@ def _count_older(part: Part, first: int, stop: int, before_ms: int) -> int:
 class TopicIndex:
     def __init__(self) -> None:
         self.parts: list[Segment | MemTable] = []
+        self.has_ephemeral_parts = False  # whether any part was, since the topic was opened
         self.head = 0
         self.earliest = 1
         self.watermarks = Watermarks()
@@ -294,6 +296,7 @@ class TopicIndex:
 
     def open_memtable(self, first: int, *, persistent: bool) -> MemTable:
         """Return the memtable for record `first`: the last one, or a new one if seqs jump or none is open."""
+        self.has_ephemeral_parts |= not persistent
         last = self.parts[-1] if self.parts else None
         if (
             isinstance(last, MemTable)
@@ -358,25 +361,52 @@ class TopicIndex:
 
     def slices(self, first: int, stop: int) -> Iterator[Slice]:
         """Yield the slices of [first, stop), in order. Seqs between them are holes."""
-        start = max(bisect_right(self.parts, first, key=lambda part: part.base) - 1, 0)
-        for part in self.parts[start:]:
+        for part in self._parts_from(self._find_index(first)):
             if part.base >= stop:
                 return
             lo, hi = max(first, part.base), min(stop, part.stop)
             if lo < hi:
                 yield Slice(part, lo, hi)
 
+    def slices_since(self, ts_ms: int, first: int, stop: int) -> Iterator[Slice]:
+        """`slices` without parts whose records are all older than a time."""
+        if isinstance(self.parts, StoredParts):
+            at = self.parts.index_since(ts_ms)
+            first = max(first, self.parts[at].base) if at < len(self.parts) else stop
+        return (each for each in self.slices(first, stop) if each.part.last_ts >= ts_ms)
+
+    def _find_index(self, seq: int) -> int:
+        """Return the index of the last part that begins at or before a seq; 0 if none does."""
+        if isinstance(self.parts, StoredParts):
+            return self.parts.index_at(seq)
+        return max(bisect_right(self.parts, seq, key=lambda part: part.base) - 1, 0)
+
+    def _parts_from(self, start: int) -> Iterator[Segment | MemTable]:
+        if isinstance(self.parts, StoredParts):
+            return (self.parts[at] for at in range(start, len(self.parts)))
+        return iter(self.parts[start:])
+
     def find_part(self, seq: int) -> Segment | MemTable | None:
         """Return the part with this seq; None: it is a hole."""
-        for part in reversed(self.parts):  # mostly one of the last
-            if part.base <= seq:
-                return part if seq < part.stop else None
-        return None
+        if not self.parts:
+            return None
+        part = self.parts[-1]  # mostly the last one
+        if part.base > seq:
+            part = self.parts[self._find_index(seq)]
+        return part if part.base <= seq < part.stop else None
 
     def measure(self, first: int, stop: int) -> SizeCount:
         """Return the size of live records in [first, stop), without regard to floors."""
+        if isinstance(self.parts, StoredParts):
+            return self.parts.measure(first, stop)
         sizes = [measure_part(part, lo - part.base, hi - part.base) for part, lo, hi in self.slices(first, stop)]
         return SizeCount(sum(size.records for size in sizes), sum(size.bytes for size in sizes))
+
+    def on_recounted(self, stop: int, recounted: SizeCount) -> None:
+        """Correct the counts: the segment up to `stop` has so many live records more than the manifest says."""
+        if stop > self.earliest:
+            self.count += recounted.records
+            self.bytes += recounted.bytes
 
     # ── floors ────────────────────────────────────────────────────────────────────────────────
 
@@ -554,8 +584,10 @@ class TopicIndex:
 
     def count_assigned(self, first: int, stop: int) -> int:
         """Return how many seqs of [first, stop) ever had an acknowledged record; the others are holes."""
-        spans = [*((part.base, part.stop) for part in self.parts), *self.deleted_ranges]
-        return sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in spans)
+        deleted = sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in self.deleted_ranges)
+        if isinstance(self.parts, StoredParts):
+            return deleted + self.parts.count_seqs(first, stop)
+        return deleted + sum(max(min(part.stop, stop) - max(part.base, first), 0) for part in self.parts)
 
     def obsolete_segments(self) -> set[int]:
         """Return the bases of segments without live records: below earliest, or all deleted. The active one is never

@@ -62,7 +62,7 @@ def _read_options(location: Location, topic: str, on_gap: str = "fail") -> Optio
 def _find_topic(location: Location, topic: str, where: str) -> TopicSnapshot:
     """Return a snapshot of a topic. Raises TopicNotFound before a job has started or created anything."""
     with closing(backends.open_backend(_read_options(location, topic))) as backend:
-        snapshot = backend.snapshot(topic) if topic in backend.names() else None
+        snapshot = backend.snapshot(topic)
     if snapshot is None:
         error = TopicNotFound(topic)
         error.args = (f"there is no topic {topic!r} in {where}; nothing was done, look at the name again",)

@@ -315,7 +315,8 @@ class ExportJob:
                 f"{self._table.path} ends at seq {first - 1} and {self._topic} at {snapshot.next_seq - 1}: these are "
                 "not the records it was made from; nothing was written, look which topic and which directory are meant"
             )
-        pending = snapshot.bytes_before(head) - snapshot.bytes_before(first)
+        bytes_before = snapshot.bytes_before(first)
+        pending = bytes_before(head)
         reason = commit_reason(
             self._sizes,
             seqs=head - first,
@@ -325,7 +326,7 @@ class ExportJob:
         )
         if reason in ("nothing", "wait"):
             return ExportRound(reason, None, head)
-        stop = commit_end(self._sizes, first, head, snapshot.bytes_before)
+        stop = commit_end(self._sizes, first, head, bytes_before)
         commit = self._export_range(snapshot, mapping, last, first, stop)
         self._new_commits.append(commit)
         return ExportRound(reason, commit, head)
@@ -367,7 +368,7 @@ class ExportJob:
             topic_range = TopicRange(snapshot, at, stop)
             read_tasks = plan.plan_tasks(self._backend, self._options, [topic_range], RecordFilter())
             for read_task in read_tasks:
-                end = stop if read_task is read_tasks[-1] else read_task.ranges[-1].stop
+                end = stop if read_task is read_tasks[-1] else read_task.parts[-1].stop
                 tasks.append(ExportTask(target, self._options, read_task, at, end))
                 at = end
         self._context.on_step("write files")

@@ -462,6 +462,12 @@ class Segments(TopicBody):
     evict_floor: Count
     segments: list[Segment]
     tail: SegmentTail
+    next_from_seq: Annotated[int | None, described("List from there: the limit left segments out.")]
+    records: Annotated[Count, described("Live records of the topic.")]
+    bytes: Annotated[Count, described("Their data and meta.")]
+    removals: Annotated[
+        Count, described("Grows with every removal: with the same epoch and generation, live counts are the same.")
+    ]
 
 
 class Watermarks(Part):

@@ -11,7 +11,10 @@ All bytes to read are concatenated and split at equal distances:
 
     topic a                       topic b            tail
     ├────────┬────────┬───┬───────┼──┬──┬──┬──┬──┬───┼────┤        segments: large ones are split, small ones packed
-    ╎            ╎           ╎           ╎           ╎    ╎        splits, moved to the start of a frame
+    ╎            ╎           ╎           ╎           ╎    ╎        splits
+
+The cost does not depend on the history: sizes are those of the manifest, and a split inside a segment is a seq in
+proportion to its bytes. The two tasks beside it read the frame that it divides, each with one ranged read.
 
 So one topic uses all cores as evenly as many topics do, and rows stay in order inside a task. The number of tasks
 follows `splitBytes` and is at least `minPartitions`; by default it is at least the number of processors, unless a task
@@ -21,44 +24,76 @@ would read less than `MIN_TASK_BYTES`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from tidelog.disk.process import processor_count
 from tidelog.engine import Counts
-from tidelog.errors import BadInput, TopicNotFound
+from tidelog.errors import BadInput, NotFound, TopicNotFound
 from tidelog.spark.backends.directory import INLINE_TAIL_BYTES_MAX
 from tidelog.spark.backends.interface import (
     Backend,
-    BoolArray,
-    PlannedFile,
     ReadRange,
     ReadTask,
-    SegmentInfo,
+    SegmentRun,
+    Segments,
     TopicGap,
     TopicSnapshot,
+    no_segments,
     pack_mask,
 )
 from tidelog.spark.filters import Bounds, RecordFilter
 from tidelog.spark.groups import group_store
 from tidelog.spark.options import EARLIEST, LATEST, Bound, Options
+from tidelog.types import Ints
 
 MIN_TASK_BYTES: Final = 1 << 20
+PLANNED_DELETIONS_MAX: Final = 256  # segments with deleted records whose deletions are read for the plan
 
 
-class SizedRange(NamedTuple):
-    """A range of seqs with their ascending byte offsets."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SizedRange:
+    """A range of seqs in pieces: segments, or a tail. Inside a piece bytes are in proportion to seqs."""
 
-    first: int
-    stop: int
-    offset_of: Callable[[int], int]  # of seqs in [first, stop]
+    bounds: Ints  # the first seq of each piece, and the end
+    offsets: Ints  # the bytes before each of them
+
+    @property
+    def first(self) -> int:
+        return int(self.bounds[0])
+
+    @property
+    def stop(self) -> int:
+        return int(self.bounds[-1])
 
     @property
     def size(self) -> int:
-        return self.offset_of(self.stop) - self.offset_of(self.first)
+        return int(self.offsets[-1])
+
+    def offset_of(self, seq: int) -> int:
+        at = max(int(np.searchsorted(self.bounds, seq, "right")) - 1, 0)
+        if at >= len(self.bounds) - 1:
+            return self.size
+        first, stop = int(self.bounds[at]), int(self.bounds[at + 1])
+        low, high = int(self.offsets[at]), int(self.offsets[at + 1])
+        return low + (high - low) * (seq - first) // (stop - first)
+
+    def seq_near(self, offset: int, small_bytes: int) -> int:
+        """Return the seq nearest to a byte. A piece smaller than `small_bytes` is not divided: two tasks would open
+        it."""
+        at = min(max(int(np.searchsorted(self.offsets, offset, "right")) - 1, 0), len(self.bounds) - 2)
+        first, stop = int(self.bounds[at]), int(self.bounds[at + 1])
+        low, high = int(self.offsets[at]), int(self.offsets[at + 1])
+        if high - low < small_bytes or high == low:
+            return first if offset - low <= high - offset else stop
+        return first + ((stop - first) * (offset - low) + (high - low) // 2) // (high - low)
 
 
 class Slice(NamedTuple):
@@ -80,42 +115,24 @@ def split_ranges(ranges: Sequence[SizedRange], count: int) -> list[list[Slice]]:
     """Split the ranges into at most `count` parts of about equal size, none empty."""
     sizes = [sized_range.size for sized_range in ranges]
     total = sum(sizes)
-    marks = [total * number // count for number in range(1, count)]
+    marks = deque(total * number // count for number in range(1, count))
+    small_bytes = total // count // 4
     parts: list[list[Slice]] = [[]]
     before = 0
     for number, (sized_range, size) in enumerate(zip(ranges, sizes, strict=True)):
-        first, origin = sized_range.first, sized_range.offset_of(sized_range.first)
+        first, low = sized_range.first, 0
         while marks and marks[0] <= before + size:
-            stop = _cut_near(sized_range, first, origin + marks.pop(0) - before)
+            stop = sized_range.seq_near(marks.popleft() - before, small_bytes)
             if stop > first:
-                parts[-1].append(Slice(number, first, stop, sized_range.offset_of(stop) - sized_range.offset_of(first)))
-                first = stop
+                high = sized_range.offset_of(stop)
+                parts[-1].append(Slice(number, first, stop, high - low))
+                first, low = stop, high
             if parts[-1]:
                 parts.append([])
         if first < sized_range.stop:
-            parts[-1].append(
-                Slice(
-                    number,
-                    first,
-                    sized_range.stop,
-                    sized_range.offset_of(sized_range.stop) - sized_range.offset_of(first),
-                )
-            )
+            parts[-1].append(Slice(number, first, sized_range.stop, size - low))
         before += size
     return [part for part in parts if part]
-
-
-def _cut_near(sized_range: SizedRange, first: int, offset: int) -> int:
-    """Return the start of a frame nearest to a byte."""
-    later = bisect_left(range(first, sized_range.stop), offset, key=sized_range.offset_of) + first
-    if later >= sized_range.stop:
-        return sized_range.stop
-    earlier = (
-        bisect_left(range(first, later), sized_range.offset_of(later - 1), key=sized_range.offset_of) + first
-        if later > first
-        else first
-    )
-    return later if sized_range.offset_of(later) - offset <= offset - sized_range.offset_of(earlier) else earlier
 
 
 _TIMESTAMP_MS_MAX = 1 << 52
@@ -262,16 +279,47 @@ def batch_ranges(backend: Backend, options: Options) -> list[TopicRange]:
 # ── the plan ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Source(NamedTuple):
+    snapshot: TopicSnapshot
+    segments: Segments | None  # None: the tail
+    lo: int = 0  # its segments: [lo, hi)
+    hi: int = 0
+
+
 @dataclass(slots=True)
 class _PlanBuilder:
     ranges: list[SizedRange] = field(default_factory=list)
-    sources: list[tuple[TopicSnapshot, SegmentInfo | None]] = field(default_factory=list)
+    sources: list[_Source] = field(default_factory=list)
     gaps: list[TopicGap] = field(default_factory=list)
     counts: Counts = Counts()  # noqa: RUF009  # a tuple of numbers
 
-    def add(self, snapshot: TopicSnapshot, segment: SegmentInfo | None, first: int, stop: int) -> None:
-        self.ranges.append(SizedRange(first, stop, snapshot.bytes_before if segment is None else segment.frame_offset))
-        self.sources.append((snapshot, segment))
+    def add_segments(
+        self, snapshot: TopicSnapshot, segments: Segments, lo: int, hi: int, first: int, stop: int
+    ) -> None:
+        """Add seqs [first, stop) of the adjacent segments [lo, hi)."""
+        table = segments.table
+        bounds = np.append(table.base[lo:hi], table.stop[hi - 1])
+        sizes = table.size[lo:hi].copy()
+        bounds[0], bounds[-1] = first, stop
+        for at, index in {0: lo, hi - lo - 1: hi - 1}.items():  # the first and the last may be cut
+            seqs = int(bounds[at + 1] - bounds[at])
+            sizes[at] = int(table.size[index]) * seqs // int(table.stop[index] - table.base[index])
+        self.ranges.append(SizedRange(bounds, np.append(0, np.cumsum(sizes))))
+        self.sources.append(_Source(snapshot, segments, lo, hi))
+
+    def add_tail(self, snapshot: TopicSnapshot, first: int, stop: int) -> None:
+        seqs = max(snapshot.next_seq - snapshot.tail_first_seq, 1)
+        size = snapshot.tail_bytes * (stop - first) // seqs
+        self.ranges.append(SizedRange(np.array([first, stop]), np.array([0, size])))
+        self.sources.append(_Source(snapshot, None))
+
+    @property
+    def tail_size(self) -> int:
+        return sum(
+            sized_range.size
+            for sized_range, source in zip(self.ranges, self.sources, strict=True)
+            if source.segments is None
+        )
 
 
 def plan_tasks(
@@ -285,15 +333,12 @@ def plan_tasks(
     count = count_tasks(
         total, split_bytes=options.split_bytes, min_tasks=options.partitions_min, processors=processor_count()
     )
-    tail = sum(
-        sized_range.size
-        for sized_range, (_, segment) in zip(builder.ranges, builder.sources, strict=True)
-        if segment is None
-    )
+    deletions = _Deletions(builder)
+    is_inline = builder.tail_size <= INLINE_TAIL_BYTES_MAX
     tasks = []
-    for part in split_ranges(builder.ranges, count):
-        read_ranges = _build_ranges(backend, options, builder, part, inline=tail <= INLINE_TAIL_BYTES_MAX)
-        tasks.append(ReadTask(tuple(read_ranges), seq_count=sum(read_range.seq_count for read_range in read_ranges)))
+    for slices in split_ranges(builder.ranges, count):
+        parts = tuple(_build_part(backend, options, builder, deletions, part, inline=is_inline) for part in slices)
+        tasks.append(ReadTask(parts, seq_count=sum(part.seq_count for part in parts)))
     first = tasks[0] if tasks else ReadTask()
     first_task = replace(
         first, gaps=tuple(builder.gaps), counts=builder.counts, seq_count=first.seq_count + sum(builder.counts)
@@ -373,37 +418,68 @@ def _add_readable(
         at = max(at, min(seq, end))
 
     account_until(snapshot.earliest_seq)
-    for segment in snapshot.segments:
-        if segment.stop <= at or at >= end:
-            continue
-        account_until(segment.base)
-        stop = min(segment.stop, end)
+    segments = snapshot.list_segments(at, end) if at < min(end, snapshot.tail_first_seq) else no_segments(at, end)
+    table = segments.table
+    lo = int(np.searchsorted(table.stop, at, "right"))
+    hi = int(np.searchsorted(table.base, end))
+    holes = np.flatnonzero(table.base[lo + 1 : hi] != table.stop[lo : hi - 1]) + lo + 1 if hi > lo else ()
+    for run_lo, run_hi in pairwise([lo, *(int(each) for each in holes), hi] if hi > lo else ()):
+        account_until(int(table.base[run_lo]))
+        stop = min(int(table.stop[run_hi - 1]), end)
         if at < stop:
-            builder.add(snapshot, segment, at, stop)
+            builder.add_segments(snapshot, segments, run_lo, run_hi, at, stop)
             at = stop
     if at < end:
-        builder.add(snapshot, None, at, end)
+        builder.add_tail(snapshot, at, end)
 
 
-def _build_ranges(
-    backend: Backend, options: Options, builder: _PlanBuilder, slices: Sequence[Slice], *, inline: bool
-) -> list[ReadRange]:
-    found = []
-    for part in slices:
-        snapshot, segment = builder.sources[part.range_index]
-        read_range = ReadRange(snapshot.topic, snapshot.epoch, part.first, part.stop, part.size)
-        if segment is not None:
-            deleted: BoolArray | None = segment.load_deleted()
-            if deleted is not None:
-                deleted = deleted[part.first - segment.base : part.stop - segment.base]
-            file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed, segment.generation)
-            read_range = replace(read_range, file=file, deleted_bits=pack_mask(deleted))
-        elif inline:
-            records = backend.read_tail_inline(snapshot.topic, part.first, part.stop)
-            if records is not None:
-                for gap in records.gaps:
-                    raise_on_gap(options, gap)
-                builder.gaps += records.gaps
-                read_range = replace(read_range, inline_records=records.arrow_stream, inline_counts=records.counts)
-        found.append(read_range)
-    return found
+class _Deletions:
+    """The deletions of planned segments: part of the plan, or left to the tasks if too many segments have some."""
+
+    def __init__(self, builder: _PlanBuilder) -> None:
+        self._counts: dict[int, Ints] = {}  # by source, of its whole table
+        marked = 0
+        for source in builder.sources:
+            if source.segments is not None and id(source.segments) not in self._counts:
+                table = source.segments.table
+                self._counts[id(source.segments)] = counts = table.stop - table.base - table.live
+                marked += int((counts > 0).sum())
+        self._is_planned = marked <= PLANNED_DELETIONS_MAX
+
+    def plan(
+        self, segments: Segments, lo: int, hi: int, first: int, stop: int
+    ) -> tuple[Ints, tuple[tuple[int, bytes], ...]]:
+        """Return for segments [lo, hi) how many deletions their tasks have to read, and the deletions of seqs
+        [first, stop) that the plan has."""
+        unread = self._counts[id(segments)][lo:hi].copy()
+        marked = set(np.flatnonzero(unread).tolist()) if self._is_planned else set()
+        found: list[tuple[int, bytes]] = []
+        for at in sorted(marked | {index - lo for index in segments.must_plan if lo <= index < hi}):
+            with suppress(NotFound):  # the file is gone: the task looks for the records elsewhere
+                deleted = segments.load_deleted(lo + at)
+                unread[at] = 0
+                if deleted is not None:
+                    base, end = int(segments.table.base[lo + at]), int(segments.table.stop[lo + at])
+                    bits = pack_mask(deleted[max(first, base) - base : min(stop, end) - base])
+                    found += [] if bits is None else [(at, bits)]
+        return unread, tuple(found)
+
+
+def _build_part(
+    backend: Backend, options: Options, builder: _PlanBuilder, deletions: _Deletions, part: Slice, *, inline: bool
+) -> ReadRange | SegmentRun:
+    snapshot, segments, lo, hi = builder.sources[part.range_index]
+    if segments is not None:
+        lo += int(np.searchsorted(segments.table.stop[lo:hi], part.first, "right"))
+        hi = lo + int(np.searchsorted(segments.table.base[lo:hi], part.stop))
+        unread, bits = deletions.plan(segments, lo, hi, part.first, part.stop)
+        run = SegmentRun.pack(snapshot, segments.table.slice(lo, hi), unread, part.first, part.stop, part.size)
+        return replace(run, deleted_bits=bits)
+    read_range = ReadRange(snapshot.topic, snapshot.epoch, part.first, part.stop, part.size)
+    records = backend.read_tail_inline(snapshot.topic, part.first, part.stop) if inline else None
+    if records is None:
+        return read_range
+    for gap in records.gaps:
+        raise_on_gap(options, gap)
+    builder.gaps += records.gaps
+    return replace(read_range, inline_records=records.arrow_stream, inline_counts=records.counts)

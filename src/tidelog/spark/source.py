@@ -43,7 +43,7 @@ from tidelog.errors import BadInput
 from tidelog.spark import backends, decode, groups, plan
 from tidelog.spark import options as reading
 from tidelog.spark import sink as writing
-from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot
+from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot, no_segments
 from tidelog.spark.executors import reduce_object
 from tidelog.spark.filters import Predicate, RecordFilter, from_spark_filter
 from tidelog.spark.groups import Pending, Position, Positions
@@ -120,8 +120,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _subscribed_topics(self, backend: Backend) -> list[str]:
         if self._options.codec != "tide":
             return plan.resolve_topics(backend, self._options)
-        existing = set(backend.names())
-        return [name for name in self._options.subscribe if name in existing]
+        return list(self._options.subscribe)
 
     # ── limits ────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +145,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if snapshot is None or snapshot.epoch != end.epoch:
                 continue
             first = self._first_available_seq(backend, snapshot, position)
-            pending.append(Pending(name, min(first, end.seq), end.seq, snapshot.bytes_before))
+            first = min(first, end.seq)
+            pending.append(Pending(name, first, end.seq, snapshot.bytes_before(first)))
         rows_max, bytes_max = self._read_limits(limit)
         if self._should_wait(backend, pending):
             return groups.encode_offsets(
@@ -226,7 +226,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if snapshot is None or snapshot.epoch != end.epoch or end.seq > snapshot.next_seq:
             first = start.seq if start is not None and start.epoch == end.epoch else 1
             cause = "dropped" if snapshot is None else "recreated"
-            gone = snapshot or TopicSnapshot(name, end.epoch, 1, end.seq, end.seq, end.seq, (), 0)
+            gone = snapshot or TopicSnapshot(name, end.epoch, 1, end.seq, end.seq, end.seq, end.seq, 0, no_segments)
             lost = TopicGap(name, first, end.seq - 1, cause, gone.earliest_seq, gone.next_seq - 1)
             return TopicRange(gone, first, end.seq, lost, is_gone=True)
         if start is None:

@@ -23,6 +23,7 @@ import tidelog
 from tidelog.clock import Clock, SystemClock
 from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
+from tidelog.engine.config import ColdCompression, EngineConfig
 from tidelog.server.config import ServerConfig
 from tidelog.server.lifecycle import RunningServer, shutdown, start_server
 from tidelog.spark.backends.interface import ReadTask
@@ -46,15 +47,26 @@ class SourceEnv:
 
 @contextmanager
 def source_env(
-    mode: Mode, directory: Path, *, clock: Clock | None = None, keys: str = "", segment_events: int = 1000
+    mode: Mode,
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    keys: str = "",
+    segment_events: int = 1000,
+    cold: str | None = None,
+    compression: ColdCompression = "none",
 ) -> Iterator[SourceEnv]:
     clock, path = clock or SystemClock(), str(directory / "data")
+    config = EngineConfig(segment_events_max=segment_events, cold=cold, cold_compression=compression)
     try:
         if mode == "path":
-            with tidelog.open(path, clock=clock, threads=False, segment_events_max=segment_events) as engine:
+            with tidelog.open(path, clock=clock, threads=False, config=config) as engine:
                 yield SourceEnv(mode, path, engine, "")
         else:
-            with run_server(path, clock=clock, keys=keys, segment_events=segment_events) as (engine, address):
+            served = run_server(
+                path, clock=clock, keys=keys, segment_events=segment_events, cold=cold, compression=compression
+            )
+            with served as (engine, address):
                 yield SourceEnv(mode, path, engine, address)
     finally:
         while _readers:
@@ -63,10 +75,24 @@ def source_env(
 
 @contextmanager
 def run_server(
-    path: str, *, clock: Clock | None = None, keys: str = "", segment_events: int = 1000
+    path: str,
+    *,
+    clock: Clock | None = None,
+    keys: str = "",
+    segment_events: int = 1000,
+    cold: str | None = None,
+    compression: ColdCompression = "none",
 ) -> Iterator[tuple[Database, str]]:
     """A server on a thread, with its engine at hand."""
-    config = ServerConfig(data_dir=path, port=0, api_keys=keys, segment_max_events=segment_events, drain_ms=0)
+    config = ServerConfig(
+        data_dir=path,
+        port=0,
+        api_keys=keys,
+        segment_max_events=segment_events,
+        drain_ms=0,
+        cold_dir=cold or "",
+        cold_compression=compression,
+    )
     there, over = Event(), Event()
     found: list[RunningServer] = []
 

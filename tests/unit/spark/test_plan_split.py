@@ -15,38 +15,50 @@ from tidelog.spark.groups import Pending, Position, admit_batch
 from tidelog.spark.plan import MIN_TASK_BYTES, SizedRange, count_tasks, split_ranges
 
 
-def sized(frames: list[tuple[int, int]], first: int = 1) -> SizedRange:
-    """A sized of frames, each of so many records and bytes."""
-    counts, sizes = [count for count, _ in frames], [size for _, size in frames]
-    starts = np.append(0, np.cumsum(sizes))
-    positions = [*np.repeat(starts[:-1], counts).tolist(), int(starts[-1])]
-    return SizedRange(first, first + sum(counts), lambda seq: int(positions[seq - first]))
+def sized(pieces: list[tuple[int, int]], first: int = 1) -> SizedRange:
+    """A range of pieces, each of so many records and bytes."""
+    counts, sizes = [count for count, _ in pieces], [size for _, size in pieces]
+    return SizedRange(first + np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(sizes)))
 
 
-frames = some.lists(some.tuples(some.integers(1, 5), some.integers(1, 100)), min_size=1, max_size=12)
+pieces = some.lists(some.tuples(some.integers(1, 5), some.integers(0, 100)), min_size=1, max_size=12)
 
 
-@given(some.lists(frames, min_size=1, max_size=4), some.integers(1, 9))
-def test_a_cut_leaves_nothing_out_and_takes_nothing_twice(given_lanes: list[list[tuple[int, int]]], count: int) -> None:
-    ranges = [sized(each) for each in given_lanes]
+@given(some.lists(pieces, min_size=1, max_size=4), some.integers(1, 9))
+def test_a_cut_leaves_nothing_out_and_takes_nothing_twice(
+    given_ranges: list[list[tuple[int, int]]], count: int
+) -> None:
+    ranges = [sized(each) for each in given_ranges]
     parts = split_ranges(ranges, count)
     assert 1 <= len(parts) <= count
+    assert all(parts)
     seqs = [(piece.range_index, seq) for part in parts for piece in part for seq in range(piece.first, piece.stop)]
     assert seqs == [(number, seq) for number, each in enumerate(ranges) for seq in range(each.first, each.stop)]
     assert sum(piece.size for part in parts for piece in part) == sum(each.size for each in ranges)
-    for part in parts:
-        for piece in part:
-            at = ranges[piece.range_index].offset_of
-            assert piece.first == ranges[piece.range_index].first or at(piece.first) > at(piece.first - 1), (
-                "inside a frame"
-            )
 
 
-def test_equal_frames_make_equal_parts() -> None:
+@given(pieces)
+def test_offsets_rise_from_the_first_seq_to_the_end(given_pieces: list[tuple[int, int]]) -> None:
+    made = sized(given_pieces)
+    offsets = [made.offset_of(seq) for seq in range(made.first, made.stop + 1)]
+    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets[-1]) == (0, made.size)
+    for at, bound in enumerate(made.bounds.tolist()):
+        assert made.offset_of(bound) == made.offsets[at]
+
+
+def test_equal_pieces_make_equal_parts() -> None:
     parts = split_ranges([sized([(10, 1000)] * 60), sized([(1, 10)] * 100), sized([(10, 1000)] * 39)], 10)
     sizes = [sum(piece.size for piece in part) for part in parts]
     assert len(sizes) == 10
     assert max(sizes) <= 1.25 * min(sizes)
+
+
+def test_a_large_piece_is_divided_and_small_ones_are_not() -> None:
+    (large,) = ([piece.stop for part in split_ranges([sized([(1000, 1 << 30)])], 4) for piece in part],)
+    assert large == [251, 501, 751, 1001]
+    parts = split_ranges([sized([(10, 100)] * 100)], 7)
+    assert all((piece.first - 1) % 10 == 0 for part in parts for piece in part)
 
 
 @pytest.mark.parametrize(

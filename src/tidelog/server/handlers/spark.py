@@ -25,6 +25,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+import pyarrow as pa
 from msgspec import UNSET
 
 from tidelog import api_types
@@ -36,14 +38,23 @@ from tidelog.engine.producer_batches import (
     StagedUpload,
     check_chunk_name,
 )
-from tidelog.engine.segment_listing import FILES, FileKind, SegmentFile, SegmentList
+from tidelog.engine.segment_listing import FILES, FileKind, SegmentFile, SegmentList, SegmentTableList
+from tidelog.engine.segment_table import SegmentTable
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import BadInput, NotFound
 from tidelog.http.interface import BodyError, ClientDisconnected, Response, Sink, Stream
 from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError, api_error_for_status
 from tidelog.server.handlers.records import wants_strong_read
-from tidelog.server.openapi import BINARY, CONSISTENCY_PARAM, STRING, Parameter, flag_param, operation
+from tidelog.server.openapi import (
+    BINARY,
+    CONSISTENCY_PARAM,
+    STRING,
+    Parameter,
+    binary_schema,
+    flag_param,
+    operation,
+)
 from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import ARROW, OCTET_STREAM, RequestContext
 
@@ -52,6 +63,13 @@ _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
 _FILE_FIELDS: Final = {"data": "data", "idx": "idx", "foot": "foot", "del": "deletions"}
 _LISTING_TRIES: Final = 3
 _SEGMENTS_PER_STEP: Final = 64  # per call of the thread pool, so that other requests get their turn
+_TABLE_ROWS_MAX: Final = 32_768  # 1.6 MB
+_TABLE_SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("base", "stop", "size", "live", "generation")),
+        ("sealed", pa.bool_()),
+    ]
+)
 
 
 @operation(
@@ -59,38 +77,81 @@ _SEGMENTS_PER_STEP: Final = 64  # per call of the thread pool, so that other req
     response=responses.Segments,
     params=(
         flag_param("sums", True, "false: omit checksums that are not known yet; to compute them reads the files."),
+        Parameter("from_seq", {"type": "integer", "minimum": 0}, "Only segments with records from this seq on."),
+        Parameter("limit", {"type": "integer", "minimum": 0}, "At most so many; next_from_seq is where to go on."),
+        Parameter("format", {"enum": ["json", "arrow"]}, "arrow: columns without files and checksums."),
         CONSISTENCY_PARAM,
     ),
     errors=("invalid_request", "topic_not_found", "not_found"),
+    response_content={
+        ARROW.decode(): binary_schema(
+            f"With format=arrow: an IPC stream with the columns {', '.join(_TABLE_SCHEMA.names)}, at most "
+            f"{_TABLE_ROWS_MAX} rows; its metadata has the other fields of the JSON form."
+        )
+    },
 )
 async def list_segments(context: RequestContext) -> Response:
     """List the segment files of a topic."""
     service, sums = context.service, context.query.flag("sums", True)
     engine = service.engine
     topic = context.get_topic()
-    generation = engine.generation
-    listing, rows = await _list_with_rows(context, topic, sums=sums, strong=wants_strong_read(context))
-    return context.json(
-        responses.Segments(
-            topic.name,
-            topic.epoch,
-            generation,
-            listing.head_seq,
-            listing.earliest_seq,
-            listing.evict_floor,
-            rows,
-            responses.SegmentTail(listing.tail_from_seq, listing.head_seq),
-        )
+    from_seq, limit = context.query.number("from_seq", 0), context.query.number("limit", -1)
+    generation, strong = engine.generation, wants_strong_read(context)
+    kind = context.query.text("format") or "json"
+    if kind not in ("json", "arrow"):
+        raise ApiError("invalid_request", f"format is {kind[:40]!r}; nothing was read, pass json or arrow")
+    if kind == "arrow":
+        limit = min(limit, _TABLE_ROWS_MAX) if limit >= 0 else _TABLE_ROWS_MAX
+        table = partial(topic_operations(topic).segment_table, strong=strong, from_seq=from_seq, limit=limit)
+        listed = await service.run_blocking(table)
+        fields = _listing_fields(topic, generation, listed, [])
+        return Response(200, await service.run_blocking(partial(_encode_table, fields, listed.table)), ARROW)
+    listing, rows = await _list_with_rows(
+        context, topic, sums=sums, strong=strong, from_seq=from_seq, limit=limit if limit >= 0 else None
+    )
+    return context.json(_listing_fields(topic, generation, listing, rows))
+
+
+def _listing_fields(
+    topic: Topic, generation: int, listing: SegmentList | SegmentTableList, rows: list[responses.Segment]
+) -> responses.Segments:
+    state = topic_operations(topic).size()
+    return responses.Segments(
+        topic.name,
+        topic.epoch,
+        generation,
+        listing.head_seq,
+        listing.earliest_seq,
+        listing.evict_floor,
+        rows,
+        responses.SegmentTail(listing.tail_from_seq, listing.head_seq),
+        listing.next_from_seq,
+        state.records,
+        state.bytes,
+        state.removals,
     )
 
 
+def _encode_table(fields: responses.Segments, table: SegmentTable) -> bytes:
+    columns = (table.base, table.stop, table.size, table.live, table.generation, table.sealed)
+    about = {b"listing": msgspec.json.encode(fields)}
+    batch = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_TABLE_SCHEMA.with_metadata(about))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 async def _list_with_rows(
-    context: RequestContext, topic: Topic, *, sums: bool, strong: bool
+    context: RequestContext, topic: Topic, *, sums: bool, strong: bool, from_seq: int, limit: int | None
 ) -> tuple[SegmentList, list[responses.Segment]]:
     """A listing and its rows. Lists again where a segment was dropped before its checksum was computed."""
     step = 1 if sums else _SEGMENTS_PER_STEP
     for attempts_left in range(_LISTING_TRIES, 0, -1):
-        listing = await context.service.run_blocking(partial(topic.segments, strong=strong))
+        listing = await context.service.run_blocking(
+            partial(topic.segments, strong=strong, from_seq=from_seq, limit=limit)
+        )
         rows: list[responses.Segment] = []
         try:
             for start in range(0, len(listing.segments), step):

@@ -9,22 +9,28 @@ Records that retention dropped are a gap; records that compaction removed are ho
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
+
+import numpy as np
 
 from tidelog.commitlog import PartitionedLog, SegmentedLog
 from tidelog.commitlog.partitions import root_codec
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Counts
+from tidelog.engine.manifest import SegmentRow
+from tidelog.engine.segment_table import SegmentTable
 from tidelog.errors import BadInput, NotFound, OutOfRange, Unavailable
 from tidelog.spark.backends.interface import (
     ColumnSet,
     InlineRecords,
     ReadChunk,
     ReadRange,
-    SegmentInfo,
+    Segments,
     TopicGap,
     TopicSnapshot,
+    no_segments,
 )
 
 CHUNK_BYTES: Final = 4 << 20
@@ -89,12 +95,18 @@ class CommitLogBackend:
             name, _, number = topic.rpartition("/")
             with self._open_root() as root:
                 root.check_partition(name, int(number))  # raises if it had a log that is gone
-            return TopicSnapshot(topic, 0, 0, 0, 0, 0, (), 0)  # a partition without records
+            return TopicSnapshot(topic, 0, 0, 0, 0, 0, 0, 0, no_segments)  # a partition without records
         state = log._log_state
         sizes = [*(segment.size for segment in state.sealed), state.active.size]
-        segments = [_segment_info(held, size) for held, size in zip(log.segments, sizes, strict=True) if len(held)]
-        first = state.codec.first_seq
-        return TopicSnapshot(topic, 0, first, log.highest, log.lowest, log.lowest, segments, 0)
+        rows = [
+            SegmentRow(held.start, held.stop, size, len(held), 0, 0, 0, True)
+            for held, size in zip(log.segments, sizes, strict=True)
+            if len(held)
+        ]
+        table, first = SegmentTable.of_rows(rows), state.codec.first_seq
+        return TopicSnapshot(
+            topic, 0, first, log.highest, log.lowest, log.lowest, log.highest, 0, partial(_list_segments, table)
+        )
 
     def seek(self, topic: str, ts_ms: int) -> int:
         return self._open_log(topic).seek_time(ts_ms * 1000)
@@ -150,8 +162,11 @@ class CommitLogBackend:
             yield ReadChunk(None, Counts(holes=read_range.stop - at))
 
 
-def _segment_info(seqs: range, size: int) -> SegmentInfo:
-    def frame_offset(seq: int) -> int:
-        return size * (min(seq, seqs.stop) - seqs.start) // len(seqs)
+def _list_segments(table: SegmentTable, first: int, stop: int) -> Segments:
+    lo, hi = int(np.searchsorted(table.stop, first, "right")), int(np.searchsorted(table.base, stop))
+    found = table.slice(lo, max(hi, lo))
 
-    return SegmentInfo(seqs.start, seqs.stop, size, True, frame_offset, lambda: None)
+    def frame_offset(at: int, seq: int) -> int:
+        return int(found.size[at]) * (seq - int(found.base[at])) // int(found.records[at])
+
+    return Segments(found, (), lambda _: None, frame_offset)

@@ -10,9 +10,12 @@ The driver sends small, picklable data to the executors:
 
     ReadTask    the ranges of one task in order, and the counts of seqs without a record
     ReadRange   seqs [first, stop) of one topic: in a segment file, in the plan itself, or to be requested
+    SegmentRun  ranges in adjacent segment files, packed
     TopicGap    requested seqs that were lost
 
-Deletions are part of the plan, so a task that runs twice returns the same rows.
+A plan reads no segment: sizes and seqs come from the manifest, as columns (`SegmentTable`). Deletions of up to
+`plan.PLANNED_DELETIONS_MAX` segments are part of the plan, so a task that runs twice returns the same rows; in a larger
+plan tasks read the deletions of their segments.
 
 Read seqs of a segment by byte ranges of its files, from a server or an object store.
 
@@ -23,10 +26,12 @@ Frames are verified one by one, because the checksums of chunks need whole chunk
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,13 +40,15 @@ from pyspark.sql.datasource import InputPartition
 
 from tidelog.engine import Counts, Gap
 from tidelog.engine.manifest import epoch_topic_id
+from tidelog.engine.segment_table import SegmentTable
 from tidelog.errors import Corrupt, GapFound, NotFound
 from tidelog.formats import frame, scan, sealed_segment, segment_index
 from tidelog.formats.frame import OVERHEAD_BYTES
 from tidelog.formats.rows import Rows
-from tidelog.types import Buffer
+from tidelog.types import Buffer, Ints
 
 BoolArray = NDArray[np.bool_]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ class PlannedFile:
     size: int
     is_sealed: bool
     generation: int = 0  # rises when a writer rewrites the segment without its deleted records
+    row: bytes = field(default=b"", repr=False)  # of the manifest, for a reader of the directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +108,34 @@ class ReadRange:
     deleted_bits: bytes | None = field(default=None, repr=False)  # one bit per seq
     inline_records: bytes | None = field(default=None, repr=False)  # the records, as an Arrow stream
     inline_counts: Counts | None = None  # of the seqs without an inline record
+    unread_deletions: int = 0  # deleted records of the segment that the plan does not have: the task reads them
 
     @property
     def seq_count(self) -> int:
         return self.stop - self.first
 
     def deleted_mask(self) -> BoolArray | None:
-        """Return for each seq whether it is deleted; None if none is."""
+        """Return for each seq whether it is deleted, as far as the plan has it; None if none is."""
         if self.deleted_bits is None:
             return None
         bits = np.frombuffer(zlib.decompress(self.deleted_bits), np.uint8)
         return np.unpackbits(bits, count=self.seq_count).astype(bool)
+
+    def with_deletions(self, load: Callable[[], BoolArray]) -> ReadRange:
+        """Return the range with its deletions. `load` returns those of the whole segment, and raises NotFound if its
+        files are gone."""
+        if not self.unread_deletions:
+            return self
+        assert self.file is not None, "only segments have deletions of their own"
+        deleted = load()
+        if int(deleted.sum()) < self.unread_deletions:
+            raise Corrupt(
+                f"segment {self.file.base} of {self.topic}",
+                pos=0,
+                reason=f"{self.unread_deletions} of its records were deleted, its file names {int(deleted.sum())}",
+            )
+        wanted = deleted[self.first - self.file.base : self.stop - self.file.base]
+        return replace(self, deleted_bits=pack_mask(wanted), unread_deletions=0)
 
 
 def pack_mask(deleted: BoolArray | None) -> bytes | None:
@@ -119,36 +144,87 @@ def pack_mask(deleted: BoolArray | None) -> bytes | None:
     return zlib.compress(np.packbits(deleted).tobytes(), 1)
 
 
+_COLUMN_COUNT: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRun:
+    """Adjacent segments of one topic, packed: a plan has as many as there are segments."""
+
+    topic: str
+    epoch: int
+    first: int
+    stop: int
+    size: int
+    columns: bytes = field(repr=False)  # of int64: base, stop, size, sealed, generation, unread deletions
+    rows: bytes = field(default=b"", repr=False)  # of the manifest
+    row_ends: bytes = field(default=b"", repr=False)
+    deleted_bits: tuple[tuple[int, bytes], ...] = field(default=(), repr=False)  # by index
+
+    @classmethod
+    def pack(
+        cls, snapshot: TopicSnapshot, table: SegmentTable, unread: Ints, first: int, stop: int, size: int
+    ) -> SegmentRun:
+        """Pack seqs [first, stop) of these segments. `unread`: their deletions that tasks have to read."""
+        columns = (table.base, table.stop, table.size, table.sealed, table.generation, unread)
+        packed = b"".join(np.ascontiguousarray(column, np.int64).tobytes() for column in columns)
+        ends = table.row_ends.tobytes() if table.rows else b""
+        return cls(snapshot.topic, snapshot.epoch, first, stop, size, packed, table.rows, ends)
+
+    @property
+    def seq_count(self) -> int:
+        return self.stop - self.first
+
+    def __iter__(self) -> Iterator[ReadRange]:
+        columns = np.frombuffer(self.columns, np.int64).reshape(_COLUMN_COUNT, -1)
+        ends = [0, *np.frombuffer(self.row_ends, np.int64).tolist()]
+        bits = dict(self.deleted_bits)
+        for at, (base, stop, size, sealed, generation, unread) in enumerate(columns.T.tolist()):
+            row = self.rows[ends[at] : ends[at + 1]] if self.rows else b""
+            first, until = max(base, self.first), min(stop, self.stop)
+            yield ReadRange(
+                self.topic,
+                self.epoch,
+                first,
+                until,
+                size * (until - first) // (stop - base),
+                PlannedFile(base, stop, size, bool(sealed), generation, row),
+                bits.get(at),
+                unread_deletions=unread,
+            )
+
+
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
     """The input of one task. `seq_count` is the sum that rows and counts must have."""
 
-    ranges: tuple[ReadRange, ...] = ()
+    parts: tuple[ReadRange | SegmentRun, ...] = ()
     gaps: tuple[TopicGap, ...] = ()
     counts: Counts = Counts()  # noqa: RUF009  # a tuple of numbers
     seq_count: int = 0
 
     @property
+    def ranges(self) -> tuple[ReadRange, ...]:
+        return tuple(chain.from_iterable(part if isinstance(part, SegmentRun) else (part,) for part in self.parts))
+
+    @property
     def size(self) -> int:
-        return sum(read_range.size for read_range in self.ranges)
+        return sum(part.size for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """A segment file as the driver sees it."""
+class Segments(NamedTuple):
+    """Segment files as the driver sees them."""
 
-    base: int
-    stop: int
-    size: int
-    is_sealed: bool
-    frame_offset: Callable[[int], int]  # the byte where the frame of a seq begins
-    load_deleted: Callable[[], BoolArray | None]
-    generation: int = 0  # of its files
+    table: SegmentTable  # ascending
+    must_plan: Collection[int]  # indexes of segments whose files do not have all of their deletions yet
+    load_deleted: Callable[[int], BoolArray | None]  # by index; raises NotFound if the file is gone
+    frame_offset: Callable[[int, int], int]  # by index: the byte where the frame of a seq begins
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic at one moment."""
+    """A topic at one moment. Its segments are listed when they are needed, and from the first seq that is: they may be
+    those of a later moment."""
 
     topic: str
     epoch: int
@@ -156,22 +232,39 @@ class TopicSnapshot:
     next_seq: int  # after the last one
     earliest_seq: int  # no record below it can be read
     evict_floor: int  # the first seq that was not evicted or expired
-    segments: Sequence[SegmentInfo]  # ascending; records after the last one are the tail
+    tail_first_seq: int  # records from here on are the tail
     tail_bytes: int
+    list_segments: Callable[[int, int], Segments]  # those with seqs of [first, stop)
 
-    @property
-    def tail_first_seq(self) -> int:
-        return self.segments[-1].stop if self.segments else self.earliest_seq
+    def bytes_before(self, first: int) -> Callable[[int], int]:
+        """Return a function for the bytes between `first` and a seq after it, about: exact to the frame in files,
+        proportional in the tail."""
+        listed: list[tuple[Segments, Ints]] = []
 
-    def bytes_before(self, seq: int) -> int:
-        """Return about how many bytes are before a seq: exact to the frame in files, proportional in the tail."""
-        before = 0
-        for segment in self.segments:
-            if seq < segment.stop:
-                return before + (segment.frame_offset(seq) if seq > segment.base else 0)
-            before += segment.size
-        tail = self.next_seq - self.tail_first_seq
-        return before + (self.tail_bytes * max(seq - self.tail_first_seq, 0) // tail if tail > 0 else 0)
+        def measure(seq: int) -> int:
+            if seq <= first:
+                return 0
+            if not listed:
+                found = self.list_segments(first, self.next_seq)
+                listed.append((found, np.append(0, np.cumsum(found.table.size))))
+            segments, sizes = listed[0]
+            return before(segments, sizes, seq) - before(segments, sizes, first)
+
+        def before(segments: Segments, sizes: Ints, seq: int) -> int:
+            at = int(np.searchsorted(segments.table.stop, seq, "right"))
+            if at < len(segments.table):
+                inside = segments.frame_offset(at, seq) if seq > int(segments.table.base[at]) else 0
+                return int(sizes[at]) + inside
+            tail = self.next_seq - self.tail_first_seq
+            in_tail = self.tail_bytes * max(seq - self.tail_first_seq, 0) // tail if tail > 0 else 0
+            return int(sizes[-1]) + in_tail
+
+        return measure
+
+
+def no_segments(first: int, stop: int) -> Segments:  # noqa: ARG001
+    """The segments of a topic without any."""
+    return Segments(SegmentTable.of_rows([]), (), lambda _: None, lambda _at, _seq: 0)
 
 
 class ReadChunk(NamedTuple):
@@ -294,20 +387,40 @@ def read_segment_ranges(
     """Yield records with the seq after them. Raises NotFound if the file is gone or belongs to another topic."""
     entries, ends = _index_entries(fetch, read_range, file)
     positions = entries["frame_offset"].astype(np.int64)
-    deleted, at = read_range.deleted_mask(), 0
-    while at < read_range.seq_count:
+    deleted = read_range.deleted_mask()
+
+    def read_chunk(at: int) -> tuple[tuple[bytes, int, int], int]:
         low = int(positions[at])
         until = max(int(np.searchsorted(positions, low + CHUNK_BYTES)), at + 1)
         until = int(np.searchsorted(positions, positions[until - 1], "right"))  # a frame is read once
-        buf = fetch("data", low, ends if until == read_range.seq_count else int(positions[until]))
-        some = entries[at:until]
+        high = ends if until == read_range.seq_count else int(positions[until])
+        return (fetch("data", low, high), at, until), until
+
+    for buf, at, until in read_each(read_chunk, 0, read_range.seq_count, ahead=True):
+        low, some = int(positions[at]), entries[at:until]
         rows = scan.scan_indexed(buf, some, 0, until - at, read_range.first + at, check=verify, origin=low)
         if not _belongs_to_topic(rows, epoch_topic_id(read_range.epoch)):
             raise NotFound(f"segment {file.base} of {read_range.topic} is another topic's now")
         reason = f"seqs {read_range.first + at} and later are not all where their index says"
         misplaced = partial(Corrupt, f"{label}/data", pos=low, reason=reason)
         yield to_chunk(rows, some, deleted, read_range.first, misplaced), read_range.first + until
-        at = until
+
+
+def read_each(step: Callable[[int], tuple[T, int]], first: int, stop: int, *, ahead: bool) -> Iterator[T]:
+    """Yield the results of `step`, which returns one and where the next one begins. `ahead`: run the next step while
+    the caller works on a result."""
+    if not ahead:
+        while first < stop:
+            result, first = step(first)
+            yield result
+        return
+    with ThreadPoolExecutor(1, "tidelog-read-ahead") as pool:
+        pending = pool.submit(step, first)
+        while first < stop:
+            result, first = pending.result()
+            if first < stop:
+                pending = pool.submit(step, first)
+            yield result
 
 
 def _index_entries(fetch: FetchRange, read_range: ReadRange, file: PlannedFile) -> tuple[NDArray[np.void], int]:

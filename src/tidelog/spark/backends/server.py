@@ -1,16 +1,17 @@
 """Topics of a server, without a shared disk.
 
-driver      GET …/segments                     segment files; of an index only the entries near a split
+driver      GET …/segments?limit=0             the ends of a topic; idle streams send nothing else
+            GET …/segments?format=arrow        segment files from a seq on, as columns: 100,000 are four requests
 executor    GET …/segments/{base}/data, idx    the bytes of a range; frames are verified one by one
             GET …/records                      the tail, and records whose file is gone, as Arrow
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
 from http.client import HTTPException
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from tidelog.engine import Counts
 from tidelog.engine.manifest import epoch_topic_id
-from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
+from tidelog.engine.segment_table import SegmentTable
+from tidelog.errors import BadInput, Corrupt, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import segment_index
 from tidelog.spark.backends import interface
 from tidelog.spark.backends.interface import (
@@ -29,7 +31,7 @@ from tidelog.spark.backends.interface import (
     InlineRecords,
     ReadChunk,
     ReadRange,
-    SegmentInfo,
+    Segments,
     TopicGap,
     TopicSnapshot,
     clip_counts,
@@ -42,6 +44,24 @@ from tidelog.spark.options import IS_JSON
 
 _PAGE_SIZE: Final = 1000
 _decode = msgspec.json.decode
+
+
+_Version: TypeAlias = tuple[int, ...]
+_TABLES_MAX: Final = 64  # listings of so many topics are kept
+
+
+class _Table(NamedTuple):
+    """The segments with seqs of [first, stop) at a version of their topic."""
+
+    version: _Version
+    first: int
+    stop: int
+    table: SegmentTable
+
+
+def _version(listing: Mapping[str, Any]) -> _Version:
+    """What changes when segments or their deletions do."""
+    return tuple(int(listing[name]) for name in ("epoch", "generation", "removals", "earliest_seq", "evict_floor"))
 
 
 class ServerBackend:
@@ -58,10 +78,11 @@ class ServerBackend:
     ) -> None:
         """`strong`: plans end with the last record that survives a power cut."""
         self._consistency = {"consistency": "strong"} if strong else {}
+        self._tables: dict[str, _Table] = {}
         self._server, self._http = server, http or ServerHttpClient(server, key, retry_ms=retry_ms)
 
     def refresh(self) -> None:
-        """No effect: every call asks the server."""
+        """No effect: every call asks the server. Listings are kept as long as the server names the same version."""
 
     def close(self) -> None:
         self._http.close()
@@ -83,14 +104,18 @@ class ServerBackend:
             query["cursor"] = page["next_cursor"]
 
     def snapshot(self, topic: str) -> TopicSnapshot | None:
+        """One request: segments are listed when they are needed."""
         path = f"/v0/topics/{quote_name(topic)}"
         try:
-            listing = self._http.get(f"{path}/segments", sums="false", **self._consistency)
-            state = self._http.get(path, touch="false")
+            listing = self._http.get(f"{path}/segments", limit="0", **self._consistency)
         except TopicNotFound:
             return None
+        if "removals" not in listing:
+            raise BadInput(
+                f"the server {self._server} is of an earlier version, which lists no segments from a seq on; nothing "
+                "was read, update it"
+            )
         head, tail = listing["head_seq"], listing["tail"]["from_seq"]
-        segments = [self._segment_info(path, row) for row in listing["segments"]]
         return TopicSnapshot(
             topic,
             listing["epoch"],
@@ -98,38 +123,69 @@ class ServerBackend:
             head + 1,
             listing["earliest_seq"],
             listing["evict_floor"],
-            segments,
-            estimate_bytes(head - tail, state["count"], state["bytes"]),
+            tail + 1,
+            estimate_bytes(head - tail, listing["records"], listing["bytes"]),
+            partial(self._list_segments, topic, _version(listing)),
         )
 
-    def _segment_info(self, path: str, row: dict[str, Any]) -> SegmentInfo:
-        base, stop, size = int(row["base"]), int(row["stop"]), int(row["files"]["data"]["bytes"])
-        generation = int(row.get("generation", 0))  # a server of an earlier version sends none
-        where = f"{path}/segments/{base}"
+    def _list_segments(self, topic: str, version: _Version, first: int, stop: int) -> Segments:
+        cached = self._tables.get(topic)
+        if cached is None or cached.version != version or not cached.first <= first < stop <= cached.stop:
+            cached = self._request_table(topic, first, stop)
+            self._tables.pop(topic, None)
+            self._tables[topic] = cached
+            if len(self._tables) > _TABLES_MAX:
+                del self._tables[next(iter(self._tables))]
+        whole = cached.table
+        lo, hi = int(np.searchsorted(whole.stop, first, "right")), int(np.searchsorted(whole.base, stop))
+        table = whole.slice(lo, max(hi, lo))
+        path = f"/v0/topics/{quote_name(topic)}/segments"
+
+        def place(at: int, kind: str) -> str:
+            return f"{path}/{int(table.base[at])}/{kind}?generation={int(table.generation[at])}"
 
         @lru_cache(maxsize=64)
-        def index_block(number: int) -> NDArray[np.void]:
-            lo, hi = number * INDEX_BLOCK_ENTRIES, min((number + 1) * INDEX_BLOCK_ENTRIES, stop - base)
-            return segment_index.read_entries(
-                self._http.get_range(
-                    f"{where}/idx?generation={generation}",
-                    lo * segment_index.ENTRY_BYTES,
-                    hi * segment_index.ENTRY_BYTES,
-                )
+        def index_block(at: int, number: int) -> NDArray[np.void]:
+            lo, hi = number * INDEX_BLOCK_ENTRIES, min((number + 1) * INDEX_BLOCK_ENTRIES, int(table.records[at]))
+            content = self._http.get_range(
+                place(at, "idx"), lo * segment_index.ENTRY_BYTES, hi * segment_index.ENTRY_BYTES
             )
+            return segment_index.read_entries(content)
 
-        def frame_offset(seq: int) -> int:
-            if seq >= stop:
-                return size
-            number, at = divmod(seq - base, INDEX_BLOCK_ENTRIES)
-            return int(index_block(number)["frame_offset"][at])
+        def frame_offset(at: int, seq: int) -> int:
+            number, entry = divmod(seq - int(table.base[at]), INDEX_BLOCK_ENTRIES)
+            try:
+                return int(index_block(at, number)["frame_offset"][entry])
+            except NotFound:  # the segment was replaced since: about there
+                return int(table.size[at]) * (seq - int(table.base[at])) // int(table.records[at])
 
-        def load_deleted() -> BoolArray | None:
-            if "del" not in row["files"]:
-                return None
-            return decode_deletions(self._http.get_bytes(f"{where}/del?generation={generation}"), base, stop - base)
+        def load_deleted(at: int) -> BoolArray | None:
+            content = self._http.get_bytes(place(at, "del"))
+            return decode_deletions(content, int(table.base[at]), int(table.records[at]))
 
-        return SegmentInfo(base, stop, size, row["sealed"], frame_offset, load_deleted, generation)
+        return Segments(table, (), load_deleted, frame_offset)
+
+    def _request_table(self, topic: str, first: int, stop: int) -> _Table:
+        """List the segments with seqs of [first, stop), a page a request."""
+        pages: list[pa.Table] = []
+        at: int | None = first
+        version: _Version | None = None
+        while at is not None and at < stop:
+            query = {"format": "arrow", "from_seq": at, **self._consistency}
+            with self._http.stream(f"/v0/topics/{quote_name(topic)}/segments", query=query) as response:
+                page = pa.ipc.open_stream(response.read()).read_all()
+            listing = _decode(page.schema.metadata[b"listing"])
+            version, pages = _version(listing), [*pages, page] if version in (None, _version(listing)) else [page]
+            restarted = len(pages) == 1 and at != first
+            at = first if restarted else listing["next_from_seq"]
+            if restarted:  # segments were replaced between two pages: list again
+                pages, version = [], None
+        joined = pa.concat_tables(page.replace_schema_metadata() for page in pages)
+        columns = {name: joined.column(name).to_numpy() for name in joined.column_names}
+        table = SegmentTable.of_columns(**columns)
+        reached = stop if at is None else at
+        assert version is not None, "there is at least one page"
+        return _Table(version, first, max(stop, reached), table)
 
     def seek(self, topic: str, ts_ms: int) -> int:
         return int(self._http.post(f"/v0/topics/{quote_name(topic)}/seek", {"ts": ts_ms})["seq"])
@@ -186,6 +242,11 @@ class ServerBackend:
             return self._http.get_range(f"{where}/{kind}?generation={file.generation}", lo, hi)
 
         try:
+            read_range = read_range.with_deletions(
+                lambda: decode_deletions(
+                    self._http.get_bytes(f"{where}/del?generation={file.generation}"), file.base, file.stop - file.base
+                )
+            )
             for found, until in interface.read_segment_ranges(fetch, where, read_range, file, verify=verify):
                 yield found
                 at = until

@@ -43,6 +43,10 @@ def test_listing_names_files_and_the_start_of_the_tail() -> None:
             "earliest_seq": 1,
             "evict_floor": 1,
             "tail": {"from_seq": 10, "to_seq": 11},
+            "next_from_seq": None,
+            "records": 10,
+            "bytes": 72,
+            "removals": 1,
         }
         assert [(row["base"], row["stop"], row["sealed"], row["records"], row["live"]) for row in rows] == [
             (1, 5, True, 4, 3),
