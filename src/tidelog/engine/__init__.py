@@ -8,10 +8,9 @@ module of functions over a `TopicState` (`topic_state.py`), which is the module 
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed
     remove  delete, retention; compaction -> key_index: only the newest record of each key stays
     free    rewrite: segments without deleted records; erase: records gone from every file, with a receipt
-    list    segment_listing: segments for readers of files; segment_table: the same as columns, for planning
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
-    copy    snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
+    copy    segment_listing, segment_table: files for readers; snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
     beside  groups, group_leases: cursors of consumers, and consumers that share one
             queues/: jobs and leases; routing/: copies of records between topics
 """
