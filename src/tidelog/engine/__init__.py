@@ -10,7 +10,7 @@ module of functions over a `TopicState` (`topic_state.py`), which is the module 
     free    rewrite: segments without deleted records; erase: records gone from every file, with a receipt
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
-    copy    segment_listing, segment_table: files for readers; snapshot -> backup -> backup_target; restore, restore_cut: backups of a running database, and back
+    copy    segment_listing, segment_table: files for Spark; snapshot -> backup -> backup_target; restore, restore_cut
     beside  groups, group_leases: cursors of consumers, and consumers that share one
             queues/: jobs and leases; routing/: copies of records between topics
 """
