@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tidelog.engine import Counts
@@ -24,6 +24,7 @@ def sized(pieces: list[tuple[int, int]], first: int = 1) -> SizedRange:
 pieces = some.lists(some.tuples(some.integers(1, 5), some.integers(0, 100)), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(some.lists(pieces, min_size=1, max_size=4), some.integers(1, 9))
 def test_a_cut_leaves_nothing_out_and_takes_nothing_twice(
     given_ranges: list[list[tuple[int, int]]], count: int
@@ -37,6 +38,7 @@ def test_a_cut_leaves_nothing_out_and_takes_nothing_twice(
     assert sum(piece.size for part in parts for piece in part) == sum(each.size for each in ranges)
 
 
+@settings(deadline=None)
 @given(pieces)
 def test_offsets_rise_from_the_first_seq_to_the_end(given_pieces: list[tuple[int, int]]) -> None:
     made = sized(given_pieces)
