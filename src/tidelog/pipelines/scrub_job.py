@@ -114,7 +114,7 @@ def run_remote_scrub(location: Location, runner: TaskRunner, progress: Progress 
             snapshot = backend.snapshot(name)
             if snapshot is None:
                 continue  # dropped since the listing
-            segments += len(snapshot.segments)
+            segments += len(snapshot.list_segments(0, snapshot.next_seq).table)
             whole = TopicRange(snapshot, max(snapshot.evict_floor, snapshot.first_seq), snapshot.next_seq)
             planned = plan.plan_tasks(backend, options, [whole], RecordFilter())
             tasks += [_RemoteTask(options, task) for task in planned]
