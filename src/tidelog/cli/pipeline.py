@@ -252,6 +252,38 @@ def stats(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+_BAD_STATES: Final = frozenset(("lost", "no topic", "recreated"))
+
+
+def status(args: Namespace, screen: Screen) -> int:
+    """Where tables stand; 1 where one cannot go on."""
+    from tidelog import pipelines
+
+    found = pipelines.status(args.where, args.tables, storage_options=dict(args.storage_options), key=args.key)
+    behind = sum(each.lag_records or 0 for each in found)
+    screen.print_result(
+        {"tables": [each._asdict() for each in found], "lag_records": behind},
+        f"{plural(len(found), 'table')}, {plural(behind, 'record')} not exported yet",
+    )
+    if not screen.json:
+        screen.print_table(
+            ("table", "topic", "state", ">next seq", ">head", ">lag", ">oldest waits"),
+            [
+                (
+                    each.table,
+                    each.topic or "",
+                    each.state,
+                    f"{each.next_seq:,}",
+                    "" if each.head_seq is None else f"{each.head_seq:,}",
+                    "" if each.lag_records is None else f"{each.lag_records:,}",
+                    "" if each.lag_ms is None else f"{each.lag_ms / 1000:,.1f} s",
+                )
+                for each in found
+            ],
+        )
+    return 1 if any(each.state in _BAD_STATES for each in found) else 0
+
+
 def script(args: Namespace, screen: Screen) -> int:  # noqa: ARG001
     """The path of the script for spark-submit."""
     spec = find_spec("pyspark_tidelog")
@@ -283,6 +315,7 @@ def add(commands: Commands) -> None:
     _add_stats(verbs)
     _add_erase(verbs)
     _add_restore(verbs)
+    _add_status(verbs)
     add_command(
         verbs,
         "script",
@@ -513,6 +546,24 @@ def _add_backfill(subcommands: Commands) -> None:
     parser.add_argument("--target-key", help="of the server that is written to")
     _add_storage_options(parser)
     _add_spark_options(parser)
+
+
+def _add_status(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "status",
+        status,
+        summary="how far tables are behind their topics; exit code 1 where one cannot go on",
+        description="Show for each TABLE its topic, the seq that the next export begins with, how many records it\n"
+        "lacks and how long the oldest of them waits. The exit code is 1 where retention has removed records before\n"
+        "their export, or the topic was dropped. Spark is not started.",
+        examples="tidelog pipeline status data table\n"
+        "tidelog pipeline status http://127.0.0.1:4000 s3://lake/orders lake/bills",
+    )
+    parser.add_argument("where", metavar="WHERE")
+    parser.add_argument("tables", metavar="TABLE", nargs="+")
+    _add_storage_options(parser)
+    parser.add_argument("--key", help="of the server, where it asks for one")
 
 
 def _add_stats(subcommands: Commands) -> None:

@@ -1,23 +1,35 @@
 """Pipelines: jobs over topics that run on Spark, on this machine or on a cluster.
 
     export      a topic → a Delta table or a directory of Parquet files, here or in a bucket, exactly once
-    read        a table → a DataFrame, without a jar
+    read        a table → a DataFrame, without a jar; read_live: with the records that are not exported yet
     reconcile   compare a table with its topic, show the first difference, repair ranges
     scrub       verify every checksum of a directory, in parallel, or every record of a server or an object store
     backfill    files, a table or a range of a topic → a function → a topic or a table
     stats       rates, sizes and waits per interval
     erase       records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
+    status      where tables stand beside their topics
 
 Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. Each job is in its own
-module (`export_job`, …), `table_formats` has the tables, `table_source` reads them, and `transforms` the functions
-DataFrame → DataFrame.
+module (`export_job`, …), `table_formats` has the tables, `table_source` and `live_table` read them, and `transforms`
+has the functions DataFrame → DataFrame.
 """
 
 from __future__ import annotations
 
 from tidelog.pipelines import transforms
-from tidelog.pipelines.api import backfill, erase, export, read, reconcile, restore, scrub, stats
+from tidelog.pipelines.api import (
+    backfill,
+    erase,
+    export,
+    read,
+    read_live,
+    reconcile,
+    restore,
+    scrub,
+    stats,
+    status,
+)
 from tidelog.pipelines.backfill_job import Backfilled
 from tidelog.pipelines.erase_job import Erased, ErasedTable
 from tidelog.pipelines.export_job import Exported, Sizes
@@ -25,6 +37,7 @@ from tidelog.pipelines.reconcile_job import Difference, Reconciled
 from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.scrub_job import Scrubbed
 from tidelog.pipelines.stats_job import Stats
+from tidelog.pipelines.table_status import TableStatus
 
 __all__ = [
     "Backfilled",
@@ -37,13 +50,16 @@ __all__ = [
     "Scrubbed",
     "Sizes",
     "Stats",
+    "TableStatus",
     "backfill",
     "erase",
     "export",
     "read",
+    "read_live",
     "reconcile",
     "restore",
     "scrub",
     "stats",
+    "status",
     "transforms",
 ]

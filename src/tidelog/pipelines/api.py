@@ -27,7 +27,7 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.store_options import TABLE_SCHEMES
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfill_job, erase_job, record_mapping, restore_job, table_formats
+from tidelog.pipelines import backfill_job, erase_job, live_table, record_mapping, restore_job, table_formats
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
 from tidelog.pipelines.erase_job import Erased, Selection
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
@@ -40,6 +40,7 @@ from tidelog.pipelines.stats_job import Stats, collect_stats
 from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
 from tidelog.pipelines.table_source import read_table
+from tidelog.pipelines.table_status import TableStatus, table_status
 from tidelog.spark import backends, decode
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
@@ -182,6 +183,53 @@ def read(
         >>> pipelines.read(spark, "s3://bucket/lake/orders").where("seq > 100").show()
     """
     return read_table(spark, table_formats.find_place(table, "the table", storage_options), version)
+
+
+def read_live(
+    spark: SparkSession,
+    where: str,
+    topic: str,
+    table: str,
+    *,
+    storage_options: StorageOptions = None,
+    key: str | None = None,
+    on_gap: Literal["fail", "skip"] = "fail",
+) -> DataFrame:
+    """Load a table up to its cursor and the log after it as one DataFrame, each row once.
+
+    Both are fixed now: exports that commit before Spark reads change nothing. Records of the log get the columns of the
+    table. Without a table all records come from the log.
+
+    Example:
+        >>> pipelines.read_live(spark, "data", "orders", "lake/orders").where("seq > 100").show()
+
+    Raises:
+        GapFound: retention has removed records that were not exported; `on_gap="skip"` reads the others.
+    """
+    place, location = table_formats.find_place(table, "the table", storage_options), Location.parse(where, key)
+    _find_topic(location, topic, where)
+    tidelog.spark.register(spark)
+    options = _read_options(location, topic, on_gap)
+    with closing(backends.open_backend(options)) as backend:
+        if table_formats.detect_format(place.disk, place.path) is None:
+            return live_table.load(spark, live_table.plan_live(backend, options, place.disk, None, place.path))
+        with closing(_open_table(place, None, interface.no_step, write=False)) as opened:
+            planned = live_table.plan_live(backend, options, place.disk, opened, place.path)
+        return live_table.load(spark, planned)
+
+
+def status(
+    where: str, tables: Sequence[str], *, storage_options: StorageOptions = None, key: str | None = None
+) -> list[TableStatus]:
+    """Return where tables stand beside their topics in a directory or a server. Starts no session of Spark."""
+    places = [table_formats.find_place(table, "the table", storage_options) for table in tables]
+    options = reading.parse_options({**Location.parse(where, key).as_options(), "subscribePattern": ".*"})
+    found: list[TableStatus] = []
+    with closing(backends.open_backend(options, retry=False)) as backend:
+        for place in places:
+            with closing(_open_table(place, None, interface.no_step, write=False)) as opened:
+                found.append(table_status(backend, opened, SystemClock()))
+    return found
 
 
 def reconcile(

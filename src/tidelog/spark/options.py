@@ -81,6 +81,8 @@ class Options:
     payload: Payload
     retry_ms: int
     is_strong: bool
+    history: tuple[str, ...] = ()  # queues whose events are read instead of records
+    gaps: tuple[str, ...] = ()  # topics whose rows of the gap log are read instead of records
 
     @property
     def emits_gaps(self) -> bool:
@@ -99,6 +101,9 @@ class Options:
 
     def for_stream(self) -> Options:
         """Return these options. Raises BadInput for an option of batches."""
+        _reject_given(
+            {"history": self.history or None, "gaps": self.gaps or None}, "it is read as a batch; use spark.read"
+        )
         _reject_given(
             {"endingOffsets or endingTimestamp": self.end},
             "a stream has no end; leave it out, or read a batch",
@@ -319,6 +324,8 @@ _PARSERS: Final[dict[str, ValueParser]] = {
     "verify": _parse_bool,
     "payload": parse_choice(*get_args(Payload)),
     "consistency": parse_choice("eventual", "strong"),
+    "history": _parse_names,
+    "gaps": _parse_names,
 }
 _OPTIONS: Final = OptionParser(_PARSERS, "read", _parse_directory_or_store)
 OPTION_NAMES: Final = _OPTIONS.names
@@ -360,10 +367,31 @@ def parse_options(given: Mapping[str, str]) -> Options:
         payload=payload,
         retry_ms=found["retryTimeout"],
         is_strong=found.get("consistency") == "strong",
+        history=found.get("history", ()),
+        gaps=found.get("gaps", ()),
     )
 
 
+_LOG_TABLES: Final = ("history", "gaps")
+_LOG_TABLE_OPTIONS: Final = frozenset(("path", "server", "key", "retryTimeout", "location", *_LOG_TABLES))
+
+
+def _check_log_table(found: Mapping[str, Any], name: str) -> None:
+    for other in found:
+        if other in _LOG_TABLES and other != name:
+            raise BadInput("options history and gaps: both are given; nothing was read, read one after the other")
+        if other not in _LOG_TABLE_OPTIONS:
+            raise BadInput(
+                f"option {other}: {name} is given, which reads no records; nothing was read, leave it out and filter "
+                "the DataFrame"
+            )
+
+
 def _check_consistent(found: Mapping[str, Any]) -> None:
+    for name in _LOG_TABLES:
+        if name in found:
+            _check_log_table(found, name)
+            return
     if found.get("consistency") == "strong" and found.get("codec", "tide") != "tide":
         raise BadInput(
             f"option consistency is 'strong': it is for topics, and codec is {found['codec']!r}; nothing was read, "

@@ -346,6 +346,38 @@ def plan_tasks(
     return [first_task, *tasks[1:]]
 
 
+class PlannedCounts(NamedTuple):
+    """What becomes of the seqs of a plan, before filters."""
+
+    seqs: int
+    rows: int  # at most, if anything is unknown
+    deleted: int
+    evicted: int
+    expired: int
+    holes: int
+    filtered: int  # outside of the bounds of a filter
+    unknown: int  # deletions and seqs whose records only the tasks read
+
+
+def count_planned(tasks: Sequence[ReadTask]) -> PlannedCounts:
+    """Account for the seqs of a plan with what the plan knows."""
+    counts, seqs, unknown = Counts(), 0, 0
+    for task in tasks:
+        seqs, counts = seqs + task.seq_count, counts + task.counts
+        for part in task.parts:
+            if isinstance(part, SegmentRun):
+                unknown += part.unread_count()
+                counts += Counts(deleted=part.deleted_count())
+            elif part.inline_counts is not None:
+                counts += part.inline_counts
+            else:
+                unknown += part.seq_count
+    rows = seqs - sum(counts._replace(rows=0))
+    return PlannedCounts(
+        seqs, rows, counts.deleted, counts.evicted, counts.expired, counts.holes, counts.filtered, unknown
+    )
+
+
 def raise_on_gap(options: Options, gap: TopicGap | None) -> None:
     """Raise GapFound for lost records, if onGap is fail."""
     if gap is not None and options.on_gap == "fail":

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -39,8 +39,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import BadInput
-from tidelog.spark import backends, decode, groups, plan
+from tidelog.errors import BadInput, Error
+from tidelog.spark import backends, decode, groups, log_tables, plan
 from tidelog.spark import options as reading
 from tidelog.spark import sink as writing
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot, no_segments
@@ -52,6 +52,8 @@ from tidelog.spark.plan import TopicRange
 from tidelog.spark.sink import TopicStreamWriter, TopicWriter
 from tidelog.spark.task_reader import TaskReader
 
+_REPORT_KEY = "_tidelog"  # beside topics, whose names do not begin so
+
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType, *, clock: Clock | None = None) -> None:
@@ -61,9 +63,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial_positions: Positions | None = None  # at the start of the query: nothing was processed
         self._committed_positions: Positions | None = None  # of the group
         self._attempted_positions: Positions | None = None  # that the group should have
+        self._next_batch: tuple[Positions, Positions] | None = None  # start and end, as last returned to Spark
+        self._planned_batch: tuple[tuple[Positions, Positions], list[ReadTask]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_object(self, {**self.__dict__, "_opened_backend": None})  # an executor opens its own
+        # An executor opens its own.
+        return reduce_object(self, {**self.__dict__, "_opened_backend": None, "_planned_batch": None})
 
     @property
     def _backend(self) -> Backend:
@@ -98,7 +103,23 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return groups.encode_offsets(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return groups.encode_offsets(_end_of_snapshots(self._snapshots(self._backend)))
+        """Return the ends of the topics, which Spark shows in the progress of a query, and beside them for each topic
+        how far the planned batch stays behind, and what becomes of the seqs of that batch."""
+        backend = self._backend
+        found: dict[str, Any] = groups.encode_offsets(_end_of_snapshots(self._snapshots(backend)))
+        if self._next_batch is None:
+            return found
+        start, end = self._next_batch
+        now_ms = self._clock.now_us() // 1000
+        for name, at in found.items():
+            position = end.get(name)
+            seq = position.seq if position is not None and position.epoch == at["epoch"] else 1
+            at["lag_records"] = at["seq"] - seq
+            waiting_ms = backend.time_of(name, seq) if at["lag_records"] else None
+            at["lag_ms"] = 0 if waiting_ms is None else max(now_ms - waiting_ms, 0)
+        with suppress(Error):  # the batch raises it
+            found[_REPORT_KEY] = {"batch": plan.count_planned(self._plan_batch(backend, start, end))._asdict()}
+        return found
 
     def _snapshots(self, backend: Backend) -> dict[str, TopicSnapshot]:
         """Return a snapshot of every existing topic of the stream."""
@@ -154,6 +175,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         for name, seq in groups.admit_batch(pending, rows_max, bytes_max).items():
             positions[name] = Position(ends[name].epoch, seq)
+        self._next_batch = started, positions
         return groups.encode_offsets(positions)
 
     def _end_positions(self, heads: Positions, start: Positions) -> Positions:
@@ -210,14 +232,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── a batch ───────────────────────────────────────────────────────────────────────────────
 
     def partitions(self, start: Any, end: Any) -> Sequence[ReadTask]:
-        backend, started = self._backend, groups.decode_offsets(start)
-        ranges = [
-            self._topic_range(backend, name, started.get(name), position)
-            for name, position in groups.decode_offsets(end).items()
-        ]
-        return plan.plan_tasks(
+        return self._plan_batch(self._backend, groups.decode_offsets(start), groups.decode_offsets(end))
+
+    def _plan_batch(self, backend: Backend, start: Positions, end: Positions) -> list[ReadTask]:
+        """Return the tasks of a batch. It is planned once, although its counts are reported first."""
+        if self._planned_batch is not None and self._planned_batch[0] == (start, end):
+            tasks, self._planned_batch = self._planned_batch[1], None
+            return tasks
+        ranges = [self._topic_range(backend, name, start.get(name), position) for name, position in end.items()]
+        tasks = plan.plan_tasks(
             backend, self._options, [each for each in ranges if each is not None], self._options.where
         )
+        self._planned_batch = (start, end), tasks
+        return tasks
 
     def _topic_range(self, backend: Backend, name: str, start: Position | None, end: Position) -> TopicRange | None:
         if start == end:
@@ -308,6 +335,8 @@ class TidelogSource(DataSource):
 
     def schema(self) -> StructType:
         options = reading.parse_options(self.options)
+        if options.history or options.gaps:
+            return log_tables.table_schema(options)
         if options.payload != "infer":
             return decode.default_schema(options)
         with closing(backends.open_backend(options, retry=False)) as backend:
@@ -315,6 +344,8 @@ class TidelogSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = reading.parse_options(self.options).for_batch()
+        if options.history or options.gaps:
+            return log_tables.LogTableReader(options)
         kind = FilteringReader if _may_push_filters() else TopicReader
         return kind(options, _validate_given_schema(schema, options))
 

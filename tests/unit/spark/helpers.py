@@ -142,9 +142,10 @@ def read(options: Mapping[str, str], schema: StructType | None = None, filters: 
     schema = made.schema() if schema is None else schema
     reader = pickled(made.reader(schema))
     left = list(reader.pushFilters(list(filters)))
-    splits = [split for split in pickled(list(reader.partitions())) if isinstance(split, ReadTask)]
+    splits = pickled(list(reader.partitions()))
+    tasks = [split for split in splits if isinstance(split, ReadTask)]
     return BatchResult(
-        _table([batch for split in splits for batch in pickled(reader).read(split)], schema), splits, left
+        _table([batch for split in splits for batch in pickled(reader).read(split)], schema), tasks, left
     )
 
 

@@ -195,7 +195,8 @@ def test_every_option_does_something() -> None:
     for name, value in other.items():
         assert reading.parse_options({**BASE, name: value}) != made(), name
     rest = {"server", "key", "subscribePattern", "maxTriggerDelay", "includeGaps", "retryTimeout"}
-    assert {*other, *rest} == set(OPTION_NAMES)
+    log_tables = {"history", "gaps"}  # tests/unit/spark/test_log_tables.py
+    assert {*other, *rest, *log_tables} == set(OPTION_NAMES)
     assert made(minOffsetsPerTrigger="1", maxTriggerDelay="1s") != made(minOffsetsPerTrigger="1")
 
 

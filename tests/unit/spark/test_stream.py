@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from tests.unit.spark.helpers import MODES, SourceEnv, pickled, read_micro_batch, source_env, stream
+from tests.unit.spark.helpers import MODES, Mode, SourceEnv, pickled, read_micro_batch, source_env, stream
 
 from tidelog.errors import BadInput, GapFound, NotFound
 from tidelog.spark import backends
@@ -56,8 +56,36 @@ def test_stream_starts_at_its_option_and_continues(env: SourceEnv) -> None:
     env.engine.checkpoint()
     topic.append([b"z"] * 5)
     assert drained(reader, at(11)) == ([list(range(11, 21))], at(21))
-    assert reader.reportLatestOffset() == at(21)
+    found = reader.reportLatestOffset()
+    assert found is not None
+    assert {name: found["orders"][name] for name in ("epoch", "seq")} == at(21)["orders"]
     reader.stop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_progress_shows_lag_and_what_becomes_of_the_seqs(tmp_path: Path, mode: Mode) -> None:
+    clock = ManualClock()
+    with source_env(mode, tmp_path, clock=clock, segment_events=10) as env:
+        topic = env.engine.topic("orders", durability="memory")
+        for _ in range(5):
+            topic.append([b"x"] * 10)
+            clock.tick(1000)
+        topic.delete(seqs=[3, 4, 12])
+        env.engine.checkpoint()
+        reader = stream(env.options(startingOffsets="earliest", maxOffsetsPerTrigger=20))
+        reader._clock = clock
+        start = reader.initialOffset()
+        assert reader.reportLatestOffset() == at(51), "before the first batch"
+        end = reader.latestOffset(start, ReadMaxRows(20))
+        found = reader.reportLatestOffset()
+        assert found is not None
+        assert found["orders"] == {**at(51)["orders"], "lag_records": 30, "lag_ms": 3000}
+        batch = found["_tidelog"]["batch"]
+        assert (batch["seqs"], batch["rows"], batch["deleted"], batch["unknown"]) == (20, 17, 3, 0)
+        assert len(seqs(reader, start, end)) == 17
+        assert reader.latestOffset(end, ReadAllAvailable()) == at(51)
+        assert reader.reportLatestOffset()["orders"]["lag_ms"] == 0  # type: ignore[index]
+        reader.stop()
 
 
 def test_a_reader_from_a_checkpoint_knows_nothing_and_needs_nothing(env: SourceEnv) -> None:

@@ -111,6 +111,9 @@ class CommitLogBackend:
     def seek(self, topic: str, ts_ms: int) -> int:
         return self._open_log(topic).seek_time(ts_ms * 1000)
 
+    def time_of(self, topic: str, seq: int) -> int | None:  # noqa: ARG002
+        return None
+
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
         log = self._open_log(topic)
         if first >= log.lowest:

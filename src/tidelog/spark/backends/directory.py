@@ -168,6 +168,10 @@ class DirectoryBackend:
     def seek(self, topic: str, ts_ms: int) -> int:
         return self._get_topic(topic).seek(ts_ms)
 
+    def time_of(self, topic: str, seq: int) -> int | None:
+        records = self._get_topic(topic).read(seq - 1, 1, bytes_max=1).records
+        return records[0].ts_ms if records else None
+
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
         gap = self._get_topic(topic).scan(first - 1, first - 1).gap
         return None if gap is None else TopicGap.from_engine(topic, gap)

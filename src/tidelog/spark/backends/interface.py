@@ -118,7 +118,7 @@ class ReadRange:
         """Return for each seq whether it is deleted, as far as the plan has it; None if none is."""
         if self.deleted_bits is None:
             return None
-        bits = np.frombuffer(zlib.decompress(self.deleted_bits), np.uint8)
+        bits = _unpack_bytes(self.deleted_bits)
         return np.unpackbits(bits, count=self.seq_count).astype(bool)
 
     def with_deletions(self, load: Callable[[], BoolArray]) -> ReadRange:
@@ -142,6 +142,10 @@ def pack_mask(deleted: BoolArray | None) -> bytes | None:
     if deleted is None or not deleted.any():
         return None
     return zlib.compress(np.packbits(deleted).tobytes(), 1)
+
+
+def _unpack_bytes(bits: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.decompress(bits), np.uint8)
 
 
 _COLUMN_COUNT: Final = 6
@@ -174,6 +178,14 @@ class SegmentRun:
     @property
     def seq_count(self) -> int:
         return self.stop - self.first
+
+    def unread_count(self) -> int:
+        """How many deletions of these segments the plan does not have."""
+        return int(np.frombuffer(self.columns, np.int64).reshape(_COLUMN_COUNT, -1)[-1].sum())
+
+    def deleted_count(self) -> int:
+        """How many of the seqs the plan has as deleted."""
+        return sum(int(np.bitwise_count(_unpack_bytes(bits)).sum()) for _, bits in self.deleted_bits)
 
     def __iter__(self) -> Iterator[ReadRange]:
         columns = np.frombuffer(self.columns, np.int64).reshape(_COLUMN_COUNT, -1)
@@ -302,6 +314,10 @@ class Backend(Protocol):
 
     def seek(self, topic: str, ts_ms: int) -> int:
         """Return the first seq of this time or later; the next seq if there is none."""
+        ...
+
+    def time_of(self, topic: str, seq: int) -> int | None:
+        """Return the time of the first record from a seq on, in milliseconds; None if there is none, or no times."""
         ...
 
     def gap_before(self, topic: str, first: int) -> TopicGap | None:

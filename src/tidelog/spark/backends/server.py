@@ -190,6 +190,11 @@ class ServerBackend:
     def seek(self, topic: str, ts_ms: int) -> int:
         return int(self._http.post(f"/v0/topics/{quote_name(topic)}/seek", {"ts": ts_ms})["seq"])
 
+    def time_of(self, topic: str, seq: int) -> int | None:
+        body = {"from_seq": seq - 1, "limit": 1, "max_batch_bytes": 1}
+        records = self._http.post(f"/v0/topics/{quote_name(topic)}/diff", body)["records"]
+        return int(records[0]["$ts"]) if records else None
+
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
         page = self._http.post(f"/v0/topics/{quote_name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
         return None if page["tombstone"] is None else TopicGap.from_wire(topic, page["tombstone"])

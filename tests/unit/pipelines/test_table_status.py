@@ -1,0 +1,51 @@
+"""Where tables stand beside their topics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
+
+from tidelog import pipelines
+from tidelog.cli.main import main
+from tidelog.errors import NotFound
+from tidelog.pipelines.table_formats.interface import Format
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_states_of_a_table(tmp_path: Path, format: Format, capsys: pytest.CaptureFixture[str]) -> None:
+    world = PipelineHarness(tmp_path, format)
+    world.fill(60)
+    world.export_once()
+
+    def state() -> tuple[str, int, int | None]:
+        (found,) = pipelines.status(world.data, [world.table])
+        assert (found.topic, found.format) == ("orders", format)
+        assert (found.lag_ms is None) == (found.lag_records is None)
+        return found.state, found.next_seq, found.lag_records
+
+    assert state() == ("current", 61, 0)
+    world.fill(40, start=60)
+    assert state() == ("behind", 61, 40)
+    assert main(["pipeline", "status", world.data, world.table, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lag_records"] == 40
+    assert main(["pipeline", "status", world.data, world.table]) == 0
+    assert "behind" in capsys.readouterr().out
+    with world.engine() as engine:
+        engine.topic("orders", cap_records=20)
+    assert state() == ("lost", 61, 40)
+    assert main(["pipeline", "status", world.data, world.table]) == 1
+    with world.engine() as engine:
+        engine.drop("orders")
+    assert state() == ("no topic", 61, None)
+    world.fill(10)
+    assert state() == ("recreated", 61, None)
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    world = PipelineHarness(tmp_path)
+    world.fill(10)
+    with pytest.raises(NotFound, match="no table at"):
+        pipelines.status(world.data, [world.table])
