@@ -28,8 +28,8 @@ from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Unavailable
 from tidelog.pipelines import record_mapping
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import delta, interface, parquet
-from tidelog.pipelines.table_formats.interface import Table
+from tidelog.pipelines.table_formats import interface, parquet
+from tidelog.pipelines.table_formats.interface import Table, TableScan
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import Backend, ReadTask
 from tidelog.spark.executors import reduce_object
@@ -54,7 +54,7 @@ class LivePart(InputPartition):
 class LivePlan:
     disk: Disk
     path: str  # of the table
-    version: int | None  # of a Delta table that only its library reads
+    scan: TableScan | None  # of a table that only its library reads
     mapping: RecordMapping
     options: Options
     parts: tuple[LivePart, ...]
@@ -66,7 +66,8 @@ def plan_live(backend: Backend, options: Options, disk: Disk, table: Table | Non
     last = None if table is None else table.last_commit()
     snapshot = backend.snapshot(topic)
     assert snapshot is not None, "the caller has looked for the topic"
-    version, names = None, []
+    scan: TableScan | None = None
+    names: list[str] = []
     if table is None or last is None:
         if table is not None:
             interface.check_empty(table)
@@ -79,16 +80,17 @@ def plan_live(backend: Backend, options: Options, disk: Disk, table: Table | Non
                 "read, read the table and the topic on their own"
             )
         mapping, first = record_mapping.mapping_from_commit(last.schema, last.shape), last.stop
-        version = table.scan_version()
-        own = {file.name for file in table.own_files()}
-        # A file with a range that no commit of this state names is of a later export: the log has its records.
-        names = sorted(own | {name for name in table.visible_files() if interface.parse_file_range(name) is None})
+        scan = table.scan()
+        if scan is None:
+            own = {file.name for file in table.own_files()}
+            # A file with a range that no commit of this state names is of a later export: the log has its records.
+            names = sorted(own | {name for name in table.visible_files() if interface.parse_file_range(name) is None})
     tasks = plan.plan_tasks(
         backend, options, [TopicRange(snapshot, first, max(snapshot.next_seq, first))], RecordFilter()
     )
-    parts = [LivePart()] if version is not None else [LivePart(name) for name in names]
+    parts = [LivePart()] if scan is not None else [LivePart(name) for name in names]
     parts += [LivePart(task=task) for task in tasks]
-    return LivePlan(disk, path, version, mapping, options, tuple(parts))
+    return LivePlan(disk, path, scan, mapping, options, tuple(parts))
 
 
 def load(spark: SparkSession, planned: LivePlan) -> DataFrame:
@@ -133,8 +135,8 @@ class LiveReader(DataSourceReader):
     def _read_table(self, name: str | None) -> Iterator[pa.RecordBatch]:
         planned, schema = self._plan, self._plan.mapping.arrow
         if name is None:
-            assert planned.version is not None, "a table that is read file by file has files"
-            yield from delta.read_rows(planned.disk, planned.path, planned.version, None, None, schema)
+            assert planned.scan is not None, "a table that is read file by file has files"
+            yield from planned.scan.rows(None, None, schema)
             return
         if planned.disk.stat(join(planned.path, name)) is None:
             raise Unavailable(
