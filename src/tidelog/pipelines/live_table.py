@@ -122,7 +122,7 @@ class LiveReader(DataSourceReader):
         return reduce_object(self, {"_plan": self._plan})
 
     def partitions(self) -> Sequence[LivePart]:
-        return self._plan.parts
+        return list(self._plan.parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LivePart), "planned by this reader"
