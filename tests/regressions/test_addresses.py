@@ -35,7 +35,7 @@ def test_open_refuses_an_address(work_dir: Path, open_: Callable[..., object], a
 
 def test_the_message_names_what_to_use() -> None:
     for address, step in (
-        ("http://127.0.0.1:4000", r"tidelog\.client\.Client\(url\).*--server URL.*option server"),
+        ("http://127.0.0.1:4000", r"tidelog\.connect\(URL\).*--server URL.*option server"),
         ("s3://bucket/data", "read through Spark"),
         ("file:///data", "leave file:// out"),
     ):

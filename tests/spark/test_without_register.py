@@ -81,6 +81,7 @@ print("said:" + json.dumps(said))
 """
 
 
+@pytest.mark.sweep
 def test_every_job_runs_over_spark_connect(tmp_path: Path) -> None:
     fill(tmp_path / "data")
     java = find_java()

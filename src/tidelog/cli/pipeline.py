@@ -260,10 +260,10 @@ def status(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     found = pipelines.status(args.where, args.tables, storage_options=dict(args.storage_options), key=args.key)
-    behind = sum(each.lag_records or 0 for each in found)
+    lag = sum(each.lag_records or 0 for each in found)
     screen.print_result(
-        {"tables": [each._asdict() for each in found], "lag_records": behind},
-        f"{plural(len(found), 'table')}, {plural(behind, 'record')} not exported yet",
+        {"tables": [each._asdict() for each in found], "lag_records": lag},
+        f"{plural(len(found), 'table')}, {plural(lag, 'record')} not exported yet",
     )
     if not screen.json:
         screen.print_table(
@@ -553,7 +553,7 @@ def _add_status(subcommands: Commands) -> None:
         subcommands,
         "status",
         status,
-        summary="how far tables are behind their topics; exit code 1 where one cannot go on",
+        summary="the lag of tables; exit code 1 where one cannot go on",
         description="Show for each TABLE its topic, the seq that the next export begins with, how many records it\n"
         "lacks and how long the oldest of them waits. The exit code is 1 where retention has removed records before\n"
         "their export, or the topic was dropped. Spark is not started.",

@@ -9,7 +9,7 @@ from tidelog.clock import Clock
 from tidelog.pipelines.table_formats.interface import Format, Table
 from tidelog.spark.backends.interface import Backend
 
-State: TypeAlias = Literal["current", "behind", "lost", "no topic", "recreated", "no export"]
+State: TypeAlias = Literal["current", "lagging", "lost", "no topic", "recreated", "no export"]
 
 
 class TableStatus(NamedTuple):
@@ -40,5 +40,5 @@ def table_status(backend: Backend, table: Table, clock: Clock) -> TableStatus:
     lag = max(snapshot.next_seq - last.stop, 0)
     oldest_ms = backend.time_of(last.topic, last.stop) if lag else None
     waits_ms = 0 if oldest_ms is None else max(clock.now_us() // 1000 - oldest_ms, 0)
-    state: State = "lost" if last.stop < snapshot.evict_floor else "behind" if lag else "current"
+    state: State = "lost" if last.stop < snapshot.evict_floor else "lagging" if lag else "current"
     return known._replace(state=state, lag_records=lag, lag_ms=waits_ms)

@@ -104,7 +104,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of the topics, which Spark shows in the progress of a query, and beside them for each topic
-        how far the planned batch stays behind, and what becomes of the seqs of that batch."""
+        the lag after the planned batch, and what becomes of the seqs of that batch."""
         backend = self._backend
         found: dict[str, Any] = groups.encode_offsets(_end_of_snapshots(self._snapshots(backend)))
         if self._next_batch is None:

@@ -30,7 +30,7 @@ GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
 TIER = ("status", "relocate", "recall", "claim")
 CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete", "import", "export")
-PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats", "script")
+PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats", "erase", "restore", "status", "script")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
     *(f"queue {verb}" for verb in QUEUE),

@@ -28,11 +28,11 @@ def test_states_of_a_table(tmp_path: Path, format: Format, capsys: pytest.Captur
 
     assert state() == ("current", 61, 0)
     world.fill(40, start=60)
-    assert state() == ("behind", 61, 40)
+    assert state() == ("lagging", 61, 40)
     assert main(["pipeline", "status", world.data, world.table, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lag_records"] == 40
     assert main(["pipeline", "status", world.data, world.table]) == 0
-    assert "behind" in capsys.readouterr().out
+    assert "lagging" in capsys.readouterr().out
     with world.engine() as engine:
         engine.topic("orders", cap_records=20)
     assert state() == ("lost", 61, 40)

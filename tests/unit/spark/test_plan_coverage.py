@@ -135,7 +135,8 @@ def test_cold_segments_are_read_from_a_bucket(
             topic.append(datas[at : at + 50])
         topic.delete(seqs=[5, 450, 999])
         topic.seal()
-        assert env.engine.relocate("orders", keep_segments=1).segments >= 8
+        env.engine.relocate("orders", keep_segments=1)  # the server's own thread may have moved some before
+        assert sum(place.tier != "hot" for place in env.engine.segment_places("orders")) >= 8
         for _ in range(3):
             env.engine.checkpoint()
             topic.append(b"x")

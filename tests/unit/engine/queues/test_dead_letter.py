@@ -68,7 +68,7 @@ def test_dead_letters_do_not_count_against_the_claim() -> None:
     assert [job.seq for job in jobs.claim("w", 9)] == [6, 7, 8]
 
 
-@pytest.mark.parametrize("config", [{"dead_letter": None}, {"max_deliveries": 0}])
+@pytest.mark.parametrize("config", [{"max_deliveries": 0, "dead_letter": None}, {"max_deliveries": 0}])
 def test_without_dead_letter_settings_a_job_is_delivered_without_limit(config: dict[str, Any]) -> None:
     world = EngineHarness()
     jobs = queue(world, **config)
