@@ -339,9 +339,10 @@ def _topic_config_schema(fields: dict[str, Schema]) -> Schema:
 
 # ── the document ──────────────────────────────────────────────────────────────────────────────────
 
-_ERRORS_OF_JSON_BODIES: Final = ("invalid_request", "payload_too_large", "unsupported_media_type")
-# Probes too: a server may ask for a key on them, and it refuses a page of another site.
-_ERRORS_OF_EVERY_ROUTE: Final = ("unauthorized", "forbidden", "method_not_allowed")
+_ERRORS_OF_JSON_BODIES: Final = ("payload_too_large", "unsupported_media_type")
+# Probes too: a server may ask for a key on them, and it refuses a page of another site. An unknown parameter
+# in the query and a name that is reserved are invalid requests.
+_ERRORS_OF_EVERY_ROUTE: Final = ("invalid_request", "unauthorized", "forbidden", "method_not_allowed")
 _ERRORS_OF_SECURED_ROUTES: Final = ("throttled", "internal", "not_ready", "shutting_down")
 _SECURITY_SCHEMES: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key with the scopes of the operation."},
@@ -353,9 +354,7 @@ _SECURITY_SCHEMES: Final[Schema] = {
 def build_document(routes: Iterable[Route]) -> Schema:
     paths: dict[str, Schema] = {}
     for route in routes:
-        item: Schema = {
-            method.lower(): _operation_json(route.path, endpoint) for method, endpoint in route.methods.items()
-        }
+        item: Schema = {method.lower(): _operation_json(endpoint) for method, endpoint in route.methods.items()}
         names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
         if names:
             item["parameters"] = [
@@ -393,7 +392,7 @@ def _security_names(endpoint: Endpoint) -> tuple[str, ...]:
     return ("bearer", "token") if endpoint.token_in_query or endpoint.handler_authenticates else ("bearer",)
 
 
-def _operation_json(path: str, endpoint: Endpoint) -> Schema:
+def _operation_json(endpoint: Endpoint) -> Schema:
     operation = _OPERATIONS[endpoint.handler]
     scopes = sorted(endpoint.scopes, key=_SCOPE_ORDER.index)
     security = _security_names(endpoint)
@@ -402,7 +401,7 @@ def _operation_json(path: str, endpoint: Endpoint) -> Schema:
         "summary": operation.summary,
         "security": [{name: scopes if name == "bearer" else []} for name in security],
         "parameters": [_parameter_json(param) for param in operation.params],
-        "responses": _responses_json(path, operation, is_secured=bool(security)),
+        "responses": _responses_json(operation, is_secured=bool(security)),
     }
     if operation.description:
         described["description"] = operation.description
@@ -434,15 +433,13 @@ def _body_schema(body: type | str) -> Schema:
     return {"type": "object"} if body is dict else schema_ref(body.__name__)
 
 
-def _responses_json(path: str, operation: Operation, *, is_secured: bool) -> Schema:
+def _responses_json(operation: Operation, *, is_secured: bool) -> Schema:
     content = _content_json(operation.response, operation.response_content)
     responses: Schema = {
         str(status): {"description": REASON_PHRASES[status], **({"content": content} if content else {})}
         for status in operation.statuses
     }
     codes = {*_ERRORS_OF_EVERY_ROUTE, *operation.errors, *(_ERRORS_OF_SECURED_ROUTES if is_secured else ())}
-    if "{" in path:
-        codes.add("invalid_request")  # a name that is not UTF-8, or that is reserved
     if operation.request is not None:
         codes |= {*_ERRORS_OF_JSON_BODIES}
     for status in sorted({STATUS_BY_CODE[code] for code in codes}):
