@@ -30,7 +30,9 @@ def test_a_server_backs_itself_up_while_it_serves(tmp_path: Path, capsys: pytest
                 expect_error(api.post("/v0/backups", {"target": other}), 403, "forbidden", {"target": other})
             expect_error(api.post("/v0/backups", {"target": 3}), 400, "invalid_request", ANY)
         assert main(["backup", "create", str(server.data), str(target)]) == 2
-        assert "--server URL" in capsys.readouterr().err
+        assert f"tidelog backup create {target} --server {url}\n" in capsys.readouterr().err, (
+            "with the address of the server"
+        )
         assert main(["backup", "create", str(target), "--server", url, "--incremental"]) == 0
         with RemoteDatabase(Client(url)) as remote:
             assert len(remote.backups()["backups"]) == 3

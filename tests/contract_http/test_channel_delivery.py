@@ -239,7 +239,12 @@ def test_refusals_of_a_stream(channel_server: Server, ann: ChannelApi, channel_n
     expect_error(
         ann.get(channel_path(channel_name, "/events"), [("Accept", "application/json")]), 406, "not_acceptable"
     )
-    expect_error(ann.get(channel_path(channel_name, "/events?from_seq=x")), 400, "invalid_request")
+    expect_error(
+        ann.get(channel_path(channel_name, "/events?from_seq=x")),
+        400,
+        "invalid_request",
+        {"parameter": "from_seq", "value": "x"},
+    )
     ChannelEvents(channel_server, channel_name).expect_refused(401, "unauthorized", None)
     with ChannelEvents(channel_server, channel_name, "?token=ann") as heard:
         assert heard.hello["user"] == ANN, "for clients that cannot set headers"

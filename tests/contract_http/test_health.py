@@ -98,6 +98,15 @@ TYPES: Final = {
     "tidelog_rewrite_refused_total": "counter",
 }
 
+PROCESS: Final = {
+    "process_virtual_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_open_fds",
+    "process_max_fds",
+    "process_cpu_seconds_total",
+}
+
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -174,7 +183,7 @@ def test_metrics_are_json_for_who_accepts_that(api: Api) -> None:
 
 
 def test_the_types_of_metrics(api: Api, topic: str) -> None:
-    """§2.12: names with our prefix, and a TYPE line each."""
+    """§2.12: names with our prefix, and a TYPE line each. Those of the process have the names that dashboards know."""
     api.create_topic(topic)
     text = text_of(api)
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE "))
@@ -182,7 +191,7 @@ def test_the_types_of_metrics(api: Api, topic: str) -> None:
     assert told == TYPES
     names = {name for name, _ in series(api)}
     assert TYPES.keys() - {"tidelog_wal_fsync_latency_us"} <= names
-    assert all(name.startswith("tidelog_") for name in names)
+    assert {name for name in names if not name.startswith("tidelog_")} == PROCESS
 
 
 def test_totals(own_server: Server) -> None:
