@@ -269,6 +269,12 @@ def scrub(
     """Verify every checksum of a directory of topics, or every record that a server or an object store has."""
     location = Location.parse(where, key)
     is_remote = location.is_server or location.is_object_store
+    if location.is_object_store and addresses.scheme_of(where) not in TABLE_SCHEMES:
+        raise BadInput(
+            f"{where!r:.200} is no place that a scrub reads: a directory, an address with "
+            f"{', '.join(f'{scheme}://' for scheme in TABLE_SCHEMES)} or a server; nothing was done, copy the "
+            "directory to one of them"
+        )
     if not is_remote and PosixDisk().stat(location.address) is None:
         raise NotFound(f"there is nothing at {where}; nothing was done, check the path")
     with job_session(spark, master, conf) as live:
