@@ -204,3 +204,32 @@ def test_both_kinds_are_of_the_protocol() -> None:
         for kind in kinds:
             attributes = {*dir(kind), *(("topic",) if kind.__name__.endswith("Queue") else ()), "name"}
             assert named <= attributes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_that_waits_gets_records_that_arrive_and_those_of_a_consumer_that_leaves(
+    kind: str, tmp_path: Path, contract_server: str, name: Name
+) -> None:
+    async def main() -> None:
+        async with opened(kind, tmp_path, contract_server) as database:
+            topic = await database.topic(name())
+            group = topic.group("g")
+            waiting = asyncio.create_task(group.claim("a", lease_ms=600_000, timeout=100))
+            while not waiting.done():
+                await topic.append(1)  # the claim may begin after the first one
+                await asyncio.wait({waiting}, timeout=0.05)
+            first = await waiting
+            assert first.first_seq == 1
+            async for batch in group.consume("a", timeout=0):
+                assert batch.first_seq > first.last_seq
+            waiting = asyncio.create_task(group.claim("b", timeout=None))
+            await asyncio.wait({waiting}, timeout=0.05)
+            assert not waiting.done()
+            assert await group.leave("a") == 1
+            second = await waiting
+            assert (second.consumer, second.records) == ("b", first.records)
+            assert not await first.ack()
+            assert await second.ack()
+            assert (await group.state()).lag.records == 0
+
+    run(main())

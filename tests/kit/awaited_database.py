@@ -51,6 +51,8 @@ class Awaited:
             return getattr(self._await(self._target.state), name)
         if kind.endswith("Group") and name == "exists":
             return self._await(self._target.exists)
+        if kind.endswith("Queue") and name == "lease_ms":
+            return self._await(self._target.topic.state).config.lease_ms
         value = getattr(self._target, {"work": "jobs"}.get(name, name))
         if inspect.ismethod(value) or inspect.isfunction(value):
             return lambda *args, **kwargs: self._call(value, *args, **kwargs)
@@ -85,6 +87,8 @@ class Awaited:
         self._await(self._target.close)
 
     def __iter__(self) -> Iterator[Any]:
+        if hasattr(self._target, "__iter__"):
+            return iter(self._target)
         return AwaitedIterator(self._thread, aiter(self._target))
 
     def __len__(self) -> int:
@@ -114,7 +118,7 @@ class AwaitedIterator:
         item = self._thread.run(following())
         if item is None:
             raise StopIteration
-        return item
+        return Awaited(self._thread, item) if _is_async(item) else item
 
     def __del__(self) -> None:
         if isinstance(self._items, AsyncGenerator) and self._thread.loop.is_running():

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from tidelog import database as embedded
+from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.threads import THREADS, Threads
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, ChannelManager, Subscription
 from tidelog.channels.rules import User
@@ -40,6 +41,8 @@ from tidelog.engine import (
     RecordReader,
     Topic,
 )
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
+from tidelog.engine.groups import CommitMode, leases_of
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import READER_POLL_S, ExcludedNodes, OnGap
@@ -212,17 +215,19 @@ class AsyncDatabase(AsyncObject[Database]):
 
 
 class _Wakeups:
-    """Wakes a task when a topic or a queue calls its listeners."""
+    """Wakes a task when a topic, a queue or the leases of a group call their listeners."""
 
-    def __init__(self, source: Topic | Queue) -> None:
-        self._source, self._loop, self._event = source, asyncio.get_running_loop(), asyncio.Event()
+    def __init__(self, *sources: Topic | Queue | GroupLeases) -> None:
+        self._sources, self._loop, self._event = sources, asyncio.get_running_loop(), asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._source.add_listener(self._wake)
+        for source in self._sources:
+            source.add_listener(self._wake)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._source.remove_listener(self._wake)
+        for source in self._sources:
+            source.remove_listener(self._wake)
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -548,6 +553,45 @@ class AsyncGroup(AsyncObject[Group]):
     hold = writing(Group.hold)
     begin = writing(Group.begin)
     delete = writing(Group.delete)
+    ack = writing(Group.ack)
+    release = writing(Group.release)
+    extend = writing(Group.extend)
+    leave = writing(Group.leave)
+    consumers = reading(Group.consumers)
+
+    def follow(
+        self,
+        *,
+        commit: CommitMode = "batch",
+        limit: int = 256,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+    ) -> AsyncIterator[Record | Gap]:
+        return follow_group(self, commit, limit, timeout, on_gap)
+
+    def consume(
+        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+    ) -> AsyncIterator[AsyncGroupBatch]:
+        return consume_group(self, consumer, batch, lease_ms, timeout)
+
+    async def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+    ) -> AsyncGroupBatch | None:
+        def claim() -> AsyncGroupBatch | None:
+            found = self._target.claim(consumer, limit, lease_ms=lease_ms)
+            if found is None:
+                return None
+            seqs = {"first_seq": found.first_seq, "last_seq": found.last_seq}
+            return AsyncGroupBatch(self, found.lease_id, consumer, found.records, found.gap, **seqs)
+
+        leases, deadline = await self._threads.read(leases_of, self._target), _Deadline(timeout)
+        with _Wakeups(self._topic, leases) as wakeups:  # before the first claim
+            while True:
+                wakeups.clear()
+                batch = await self._threads.write(claim)
+                if batch is not None or deadline.is_over:
+                    return batch
+                await wakeups.wait(deadline.left(leases.seconds_to_next_deadline()))
 
     async def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Page:
         call = partial(self._target.fetch, limit, node=node)
@@ -572,6 +616,7 @@ class AsyncQueue(AsyncObject[Queue]):
     claim = writing(Queue.claim)
     ack = writing(Queue.ack)
     nack = writing(Queue.nack)
+    reject = writing(Queue.reject)
     extend = writing(Queue.extend)
     counts = reading(Queue.counts)
     redrive = writing(Queue.redrive)

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
+from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, SubscriptionEnded
 from tidelog.client.asyncio_http import AsyncClient
@@ -47,6 +48,8 @@ from tidelog.engine import (
     RecordReader,
     Topic,
 )
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT
+from tidelog.engine.groups import CommitMode
 from tidelog.engine.queues.history import History
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.errors import BadInput, Error, Unavailable
@@ -434,6 +437,36 @@ class AsyncRemoteGroup(AsyncRemoteObject[GroupCalls]):
     hold = awaiting(GroupCalls.hold)
     begin = awaiting(GroupCalls.begin)
     delete = awaiting(GroupCalls.delete)
+    ack = awaiting(GroupCalls.ack)
+    release = awaiting(GroupCalls.release)
+    extend = awaiting(GroupCalls.extend)
+    leave = awaiting(GroupCalls.leave)
+    consumers = awaiting(GroupCalls.consumers)
+
+    def follow(
+        self,
+        *,
+        commit: CommitMode = "batch",
+        limit: int = 256,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+    ) -> AsyncIterator[Record | Gap]:
+        return follow_group(self, commit, limit, timeout, on_gap)
+
+    def consume(
+        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+    ) -> AsyncIterator[AsyncGroupBatch]:
+        return consume_group(self, consumer, batch, lease_ms, timeout)
+
+    async def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+    ) -> AsyncGroupBatch | None:
+        claimed = await self._run(self._calls.claim(consumer, limit, lease_ms, timeout))
+        if claimed is None:
+            return None
+        lease_id, first_seq, page = claimed
+        seqs = {"first_seq": first_seq, "last_seq": page.next_from_seq}
+        return AsyncGroupBatch(self, lease_id, consumer, page.records, page.gap, **seqs)
 
 
 @documented_by(Queue)
@@ -455,6 +488,7 @@ class AsyncRemoteQueue(AsyncRemoteObject[QueueCalls]):
     claim = awaiting(QueueCalls.claim)
     ack = awaiting(QueueCalls.ack)
     nack = awaiting(QueueCalls.nack)
+    reject = awaiting(QueueCalls.reject)
     extend = awaiting(QueueCalls.extend)
     counts = awaiting(QueueCalls.counts)
     redrive = awaiting(QueueCalls.redrive)

@@ -199,6 +199,11 @@ class GroupLeases:
         with self._lock:
             return min((lease.deadline_ms for lease in self._leases.values()), default=None)
 
+    def seconds_to_next_deadline(self) -> float | None:
+        """How long it is until the next lease ends; None: there is none."""
+        ends_ms = self.next_deadline_ms()
+        return None if ends_ms is None else max(ends_ms - self._topic.context.clock.monotonic_ms(), 1) / 1000
+
     # ── under the lock ────────────────────────────────────────────────────────────────────────
 
     def _refresh(self, *, expire: bool = True) -> int:
