@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, Final, TypeVar
 
 import tidelog.aio
@@ -30,6 +30,13 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(_LIMIT_S)
+
+    def finish(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """`run`, but on the loop's own thread, where the garbage collector may call it, without waiting: the loop would
+        wait for itself."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        if current_thread() is not self._thread:
+            future.result(_LIMIT_S)
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -122,7 +129,7 @@ class AwaitedIterator:
 
     def __del__(self) -> None:
         if isinstance(self._items, AsyncGenerator) and self._thread.loop.is_running():
-            self._thread.run(self._items.aclose())
+            self._thread.finish(self._items.aclose())
 
 
 def _is_async(found: object) -> bool:
