@@ -1,7 +1,7 @@
 """Jobs on a cluster of Spark whose machines share no file, with kills: `tests.spark.cluster` draws the machines.
 
-Every job reads and writes topics by the server and tables by the S3 server, both on a machine of their own. The short
-form, a job that loses a worker, is part of `make test`; the others are part of `make crash`.
+Every job reads and writes topics by the server and tables by the S3 server, both on a machine of their own. They are part
+of `make crash`: each starts seven processes and takes a minute or more.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def last_json(output: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.cluster
 def test_export_goes_on_when_a_worker_is_cut_off(tmp_path: Path) -> None:
     with open_cluster(tmp_path) as cluster:
         cluster.program("fill", cluster.server, "orders", ROWS)
