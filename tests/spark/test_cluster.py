@@ -1,7 +1,7 @@
 """Jobs on a cluster of Spark whose machines share no file, with kills: `tests.spark.cluster` draws the machines.
 
-Every job reads and writes topics by the server and tables by the S3 server, both on a machine of their own. They are part
-of `make crash`: each starts seven processes and takes a minute or more.
+Every job reads and writes topics by the server and tables by the S3 server, both on a machine of their own. They are
+part of `make crash`: each starts seven processes and takes a minute or more.
 """
 
 from __future__ import annotations
