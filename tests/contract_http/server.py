@@ -54,6 +54,12 @@ class Server:
 
     # Processes.
 
+    def with_few_arenas(self) -> Self:
+        """Start an interpreter of its own, not a fork, with few arenas of malloc: for tests that limit its address
+        space, of which each arena reserves 64 MiB."""
+        self.environment["MALLOC_ARENA_MAX"] = "4"
+        return self
+
     def launch(self, **settings: Any) -> subprocess.Popen[bytes]:
         """A process, without waiting for anything."""
         assert self._process is None, "one at a time"

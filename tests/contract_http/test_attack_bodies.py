@@ -34,7 +34,7 @@ MIB: Final = 1 << 20
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("attacked")).start() as running:
+    with Server(tmp_path_factory.mktemp("attacked")).with_few_arenas().start() as running:
         with running.client() as api:
             api.write("plain", 1)
         running.limit_growth(GROWTH_BYTES)
@@ -268,7 +268,7 @@ def test_damaged_metadata_is_refused_or_written_and_nothing_else(target: Server,
 @contextmanager
 def fresh_target(tmp_path: Path) -> Iterator[Server]:
     """A server of its own that may take 1,280 MiB of address space more than it had after its first Arrow body."""
-    with Server(tmp_path).start() as running:
+    with Server(tmp_path).with_few_arenas().start() as running:
         with running.client() as api:
             api.write("plain", 1)
             # Arrow's allocator reserves 1 GiB of address space with its first large buffer, which is no memory.
