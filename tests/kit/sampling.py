@@ -1,4 +1,4 @@
-"""Which part of a sweep `make test` takes. `TIDELOG_TEST_SEED` chooses another part; the summary names it."""
+"""Which part of a sweep `make test` takes. `TIDELOG_TEST_SEED` chooses another part."""
 
 from __future__ import annotations
 
