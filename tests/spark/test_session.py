@@ -183,6 +183,11 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     source = progress[-1]["sources"][0]
     assert source["endOffset"] == {"orders": {"epoch": 1, "seq": 1001}}
     assert pipe.seqs() == list(range(1, 1001))
+    context: Any = spark.sparkContext._jsc
+    context.sc().listenerBus().waitUntilEmpty()
+    (counts,) = [each for each in tidelog.spark.query_counts(spark) if each.run_id == progress[-1]["runId"]]
+    assert counts[3:] == (False, 3, 1000, 1000, 0, 0, 0, 0, 0, 0, 0, 0, counts.freshness_ms)
+    assert counts.freshness_ms is not None
     engine.topic("orders").append([b"x"] * 50)
     engine.checkpoint()
     pipe.forget_last_commit()  # the batch is planned and read again, and its rows come once

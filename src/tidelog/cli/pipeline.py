@@ -3,13 +3,16 @@
 `export` runs once, or with `--follow` continuously until SIGTERM, which ends it between two commits. During a job Spark
 handles Ctrl-C: it ends the job, and the next run repeats that commit from its beginning. All other jobs end by
 themselves.
+
+Every job shows a progress bar while it runs, and in the end a sentence and a table; with `--json` one object instead.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import PurePath
@@ -33,11 +36,33 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
 
 
+@contextmanager
+def _spark(args: Namespace, screen: Screen) -> Iterator[dict[str, Any]]:
+    """Yield what a job is given of Spark: master and settings, or with --ui a session whose page is up."""
+    if not args.ui:
+        yield {"master": args.master, "conf": dict(args.conf)}
+        return
+    from tidelog.pipelines.api import job_session
+    from tidelog.spark.spark_session import is_connect
+
+    with job_session(None, args.master, {"spark.ui.enabled": "true", **dict(args.conf)}) as session:
+        url = None if is_connect(session) else session.sparkContext.uiWebUrl
+        screen.print_note(f"Spark's page: {url or 'it is that of the Connect server'}")
+        yield {"spark": session}
+
+
+_PLAIN: Final = ("", "")  # titles of a table of names and values
+
+
 def export(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     sizes = pipelines.Sizes(args.file_bytes, args.file_age, max(args.commit_bytes, args.file_bytes))
-    with screen.progress_bar(f"exporting {args.topic}", total=1) as bar, stop_event() as stopping:
+    with (
+        _spark(args, screen) as spark,
+        screen.progress_bar(f"exporting {args.topic}", total=1) as bar,
+        stop_event() as stopping,
+    ):
         done = pipelines.export(
             args.where,
             args.topic,
@@ -51,9 +76,8 @@ def export(args: Namespace, screen: Screen) -> int:
             sizes=sizes,
             storage_options=dict(args.storage_options),
             pause=(lambda idle: stopping.wait(args.every / 1000 if idle else 0)) if args.follow else None,
-            master=args.master,
-            conf=dict(args.conf),
             progress=bar,
+            **spark,
         )
     fields = {**done._asdict(), "hash": f"{done.hash:016x}", "table": args.table}
     wrote = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}, {plural(done.commits, 'commit')}"
@@ -81,7 +105,10 @@ def reconcile(args: Namespace, screen: Screen) -> int:
     """Table = log; 1 where it is not."""
     from tidelog import pipelines
 
-    with screen.progress_bar(f"comparing {args.table} with {args.topic}", total=1) as bar:
+    with (
+        _spark(args, screen) as spark,
+        screen.progress_bar(f"comparing {args.table} with {args.topic}", total=1) as bar,
+    ):
         found = pipelines.reconcile(
             args.where,
             args.topic,
@@ -89,9 +116,8 @@ def reconcile(args: Namespace, screen: Screen) -> int:
             storage_options=dict(args.storage_options),
             key=args.key,
             repair=args.repair,
-            master=args.master,
-            conf=dict(args.conf),
             progress=bar,
+            **spark,
         )
     fields = {**found._asdict(), "hash": f"{found.hash:016x}", "equal": found.equal, "whole": found.whole}
     fields["table"] = args.table
@@ -100,7 +126,10 @@ def reconcile(args: Namespace, screen: Screen) -> int:
     if found.equal:
         alone = f"; {found.alone:,} of them are no longer in the log" if found.alone else ""
         screen.print_result(
-            fields, f"{args.table} is {args.topic}, {format_seqs(found.first, found.stop)}: {rows}{alone}"
+            fields,
+            f"{args.table} is {args.topic}, {format_seqs(found.first, found.stop)}: {rows}{alone}",
+            titles=_PLAIN,
+            rows=_compared_rows(found),
         )
         return 0
     first = found.difference
@@ -119,30 +148,41 @@ def reconcile(args: Namespace, screen: Screen) -> int:
         ]
         if found.left_beyond:
             lines.append(f"  {plural(found.left_beyond, 'row')} with seqs that the log does not have were not touched")
-    screen.print_result(fields, *lines)
+    screen.print_result(fields, *lines, titles=_PLAIN, rows=_compared_rows(found))
     if not args.repair:
         screen.print_note("run it again with --repair to make these ranges again from the log")
     return 0 if found.whole else 1
+
+
+def _compared_rows(found: Any) -> list[tuple[str, str]]:
+    return [
+        ("range", format_seqs(found.first, found.stop)),
+        ("rows of the log", f"{found.log_rows:,}"),
+        ("rows of the table", f"{found.table_rows:,}"),
+        ("ranges compared", f"{found.pieces:,}"),
+        ("ranges that differ", f"{len(found.differing):,}"),
+    ]
 
 
 def scrub(args: Namespace, screen: Screen) -> int:
     """Every checksum; 1 where something is damaged."""
     from tidelog import pipelines
 
-    with screen.progress_bar(f"scrubbing {args.where}", total=1) as bar:
-        found = pipelines.scrub(args.where, key=args.key, master=args.master, conf=dict(args.conf), progress=bar)
+    with _spark(args, screen) as spark, screen.progress_bar(f"scrubbing {args.where}", total=1) as bar:
+        found = pipelines.scrub(args.where, key=args.key, progress=bar, **spark)
     fields = {**found._asdict(), "ok": not found.damage, "path": args.where}
     fields["findings"] = [finding_fields(finding) for finding in found.findings]
     frames = f" and {plural(found.frames, 'frame')} of the WAL" if found.frames else ""
     seen = f"{plural(found.segments, 'segment')}{frames}"
     said = f"{seen}, {format_bytes(found.bytes)}, in {plural(found.parts, 'part')}"
     if found.damage:
-        screen.print_result(
-            fields, f"{args.where}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
-        )
+        line = f"{args.where}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
     else:
         channels = f" and {plural(found.channels, 'channel')}" if found.channels else ""
-        screen.print_result(fields, f"{args.where}: no damage, {plural(found.topics, 'topic')}{channels}; {said}")
+        line = f"{args.where}: no damage, {plural(found.topics, 'topic')}{channels}; {said}"
+    counted = ("topics", "segments", "frames", "channels", "messages", "parts")
+    rows = [(name, f"{getattr(found, name):,}") for name in counted]
+    screen.print_result(fields, line, titles=_PLAIN, rows=[*rows, ("bytes", format_bytes(found.bytes))])
     if found.findings and not screen.json:
         screen.print_table(("", "what", "where", "why"), [finding_row(finding) for finding in found.findings])
     return 1 if found.damage else 0
@@ -169,7 +209,7 @@ def backfill(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     function = load_function(args.through) if args.through else None
-    with screen.progress_bar(f"job {args.job}", total=1) as bar:
+    with _spark(args, screen) as spark, screen.progress_bar(f"job {args.job}", total=1) as bar:
         done = pipelines.backfill(
             args.source,
             args.target,
@@ -186,15 +226,25 @@ def backfill(args: Namespace, screen: Screen) -> int:
             storage_options=dict(args.storage_options),
             key=args.key,
             target_key=args.target_key,
-            master=args.master,
-            conf=dict(args.conf),
             progress=bar,
+            **spark,
         )
     live = "" if done.join_seq is None else f"; the live stream goes on at seq {done.join_seq + 1}"
     where = f"{plural(done.rows, 'row')} in {done.target}, {format_seqs(done.first, done.last + 1)}{live}"
     before = f"nothing was written: job {args.job} had written everything before; " if not done.written else ""
-    screen.print_result(done._asdict(), f"{before}{where}")
+    screen.print_result(done._asdict(), f"{before}{where}", titles=_PLAIN, rows=_backfilled_rows(done))
     return 0
+
+
+def _backfilled_rows(done: Any) -> list[tuple[str, str]]:
+    return [
+        ("job", done.job),
+        ("target", done.target),
+        ("range", format_seqs(done.first, done.last + 1)),
+        ("rows", f"{done.rows:,}"),
+        ("rows of this run", f"{done.written:,}"),
+        ("chunks", f"{done.chunks:,}"),
+    ]
 
 
 def stats(args: Namespace, screen: Screen) -> int:
@@ -205,10 +255,8 @@ def stats(args: Namespace, screen: Screen) -> int:
         args.plot = addresses.local_directory(args.plot, "--plot")
     if args.plot and not args.plot.endswith(".svg"):
         raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
-    with screen.progress_bar(f"reading {args.topic}"):
-        found = pipelines.stats(
-            args.where, args.topic, every_ms=args.every, key=args.key, master=args.master, conf=dict(args.conf)
-        )
+    with _spark(args, screen) as spark, screen.progress_bar(f"reading {args.topic}"):
+        found = pipelines.stats(args.where, args.topic, every_ms=args.every, key=args.key, **spark)
     if args.plot:
         save_plot(found, PosixDisk(), args.plot)
     counted = sum(row["records"] for row in found.rates)
@@ -331,7 +379,7 @@ def add(commands: Commands) -> None:
 def erase(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
-    with screen.progress_bar(f"erasing {args.topic}"):
+    with _spark(args, screen) as spark, screen.progress_bar(f"erasing {args.topic}"):
         done = pipelines.erase(
             args.where,
             args.topic,
@@ -341,8 +389,7 @@ def erase(args: Namespace, screen: Screen) -> int:
             actor=args.actor,
             storage_options=dict(args.storage_options),
             key=args.key,
-            master=args.master,
-            conf=dict(args.conf),
+            **spark,
         )
     fields = {**done._asdict(), "tables": [each._asdict() for each in done.tables]}
     count = done.log["records"] + done.log["records_before"]
@@ -364,7 +411,7 @@ def erase(args: Namespace, screen: Screen) -> int:
 def restore(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
-    with screen.progress_bar(f"restoring {args.into}", total=1) as bar:
+    with _spark(args, screen) as spark, screen.progress_bar(f"restoring {args.into}", total=1) as bar:
         done = pipelines.restore(
             args.target,
             args.into,
@@ -376,9 +423,8 @@ def restore(args: Namespace, screen: Screen) -> int:
             job=args.job,
             work_dir=args.work_dir,
             target_key=args.target_key,
-            master=args.master,
-            conf=dict(args.conf),
             progress=bar,
+            **spark,
         )
     written = done.backfilled
     fields = {**done._asdict(), "backfilled": None if written is None else written._asdict()}
@@ -386,7 +432,11 @@ def restore(args: Namespace, screen: Screen) -> int:
         said = f"{done.directory}: backup {done.backup}, {plural(len(done.topics), 'topic')}"
     else:
         said = f"{plural(written.rows, 'record')} of backup {done.backup} in {written.target}"
-    screen.print_result(fields, said, after=list(done.notes))
+    if written is not None:
+        titles, rows = _PLAIN, _backfilled_rows(written)
+    else:
+        titles, rows = ("topic", ">last seq"), [(name, f"{seq:,}") for name, seq in done.topics.items()]
+    screen.print_result(fields, said, titles=titles, rows=rows, after=list(done.notes))
     return 0
 
 
@@ -408,6 +458,7 @@ def _add_spark_options(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of Spark, as spark.executor.memory=2g; may be repeated",
     )
+    parser.add_argument("--ui", action="store_true", help="with Spark's page of jobs and streams; its address is shown")
     parser.add_argument("--key", help="of the server, where it asks for one")
 
 
@@ -554,10 +605,12 @@ def _add_status(subcommands: Commands) -> None:
         "status",
         status,
         summary="the lag of tables; exit code 1 where one cannot go on",
-        description="Show for each TABLE its topic, the seq that the next export begins with, how many records it\n"
-        "lacks and how long the oldest of them waits. The exit code is 1 where retention has removed records before\n"
-        "their export, or the topic was dropped. Spark is not started.",
-        examples="tidelog pipeline status data table\n"
+        description="TABLE is a table, or a directory or a prefix of a bucket with tables in it. Show for each its "
+        "topic, the\n"
+        "seq that the next export begins with, how many records it lacks and how long the oldest of them waits. The\n"
+        "exit code is 1 where retention has removed records before their export, or the topic was dropped. Spark is\n"
+        "not started.",
+        examples="tidelog pipeline status data table\ntidelog pipeline status data lake\n"
         "tidelog pipeline status http://127.0.0.1:4000 s3://lake/orders lake/bills",
     )
     parser.add_argument("where", metavar="WHERE")

@@ -221,8 +221,13 @@ def read_live(
 def status(
     where: str, tables: Sequence[str], *, storage_options: StorageOptions = None, key: str | None = None
 ) -> list[TableStatus]:
-    """Return where tables stand beside their topics in a directory or a server. Starts no session of Spark."""
-    places = [table_formats.find_place(table, "the table", storage_options) for table in tables]
+    """Return where tables stand beside their topics in a directory or a server. Starts no session of Spark.
+
+    Args:
+        tables: tables, or directories and prefixes of buckets, which stand for all tables in them.
+    """
+    named = [table_formats.find_place(table, "the table", storage_options) for table in tables]
+    places = [place for each in named for place in table_formats.find_tables(each)]
     options = reading.parse_options({**Location.parse(where, key).as_options(), "subscribePattern": ".*"})
     found: list[TableStatus] = []
     with closing(backends.open_backend(options, retry=False)) as backend:

@@ -7,7 +7,8 @@
 
 Needs `pip install 'tidelog[spark]'`, on the executors too. Spark is imported when one of these functions is called.
 Start with `source` (reading) and `sink` (writing); `plan` splits a range into tasks, `task_reader` reads one, and
-`backends` has directories, object stores and servers. `executors` is what runs where the package may be missing.
+`backends` has directories, object stores and servers. `executors` is what runs where the package may be missing;
+`listener` and `query_log` follow running queries.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["Java", "find_java", "register", "session"]
+    from tidelog.spark.query_log import QueryCounts
+
+__all__ = ["Java", "find_java", "query_counts", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
     """Register the format "tidelog" in a session, and let Spark push filters down to it.
 
-    Spark finds the format also without this, by the package `pyspark_tidelog` of the driver's Python. This adds three
+    Spark finds the format also without this, by the package `pyspark_tidelog` of the driver's Python. This adds four
     things: filters are pushed down, a listener moves consumer groups to the committed offsets of queries as soon as
-    they are committed, and an interpreter without the package is an error here and not in the first query.
+    they are committed, another one logs and counts batches (`query_counts`), and an interpreter without the package is
+    an error here and not in the first query.
 
     If settings of the session cannot be changed, as in definitions of Declarative Pipelines, and
     `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself. On Spark Connect the server's
@@ -42,11 +46,28 @@ def register(spark: SparkSession) -> None:
 
     check_workers(spark)
     from tidelog.spark.listener import add_group_listener
+    from tidelog.spark.query_log import add_query_log
     from tidelog.spark.source import TidelogSource
 
     enable_filter_pushdown(spark)
     spark.dataSource.register(TidelogSource)
     add_group_listener(spark)
+    add_query_log(spark)
+
+
+def query_counts(spark: SparkSession) -> list[QueryCounts]:
+    """Return for each streaming query of a session that reads topics what it has read and how far behind it is.
+
+    The counts begin where `register` or `session` set up the session, and queries that have ended stay in the list. A
+    client of Spark Connect returns the running queries, each with the last 100 batches that Spark keeps.
+
+    Example:
+        >>> [(each.name, each.rows, each.lag_records, each.lag_ms) for each in tidelog.spark.query_counts(spark)]
+        [('copy-orders', 2, 0, 0)]
+    """
+    from tidelog.spark.query_log import count_queries
+
+    return count_queries(spark)
 
 
 def session(

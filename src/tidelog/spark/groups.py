@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from tidelog import database
 from tidelog.clock import SystemClock
@@ -36,6 +36,7 @@ class Position(NamedTuple):
 
 
 Positions: TypeAlias = dict[str, Position]
+REPORT_KEY: Final = "_tidelog"  # beside topics in the latest offset, whose names do not begin so
 
 
 def encode_offsets(positions: Mapping[str, Position]) -> dict[str, dict[str, int]]:

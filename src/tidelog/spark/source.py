@@ -46,13 +46,11 @@ from tidelog.spark import sink as writing
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot, no_segments
 from tidelog.spark.executors import reduce_object
 from tidelog.spark.filters import Predicate, RecordFilter, from_spark_filter
-from tidelog.spark.groups import Pending, Position, Positions
+from tidelog.spark.groups import REPORT_KEY, Pending, Position, Positions
 from tidelog.spark.options import LATEST, Options
 from tidelog.spark.plan import TopicRange
 from tidelog.spark.sink import TopicStreamWriter, TopicWriter
 from tidelog.spark.task_reader import TaskReader
-
-_REPORT_KEY = "_tidelog"  # beside topics, whose names do not begin so
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -104,7 +102,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of the topics, which Spark shows in the progress of a query, and beside them for each topic
-        the lag after the planned batch, and what becomes of the seqs of that batch."""
+        the lag after the planned batch and the age of its newest record, and what becomes of the seqs of that batch."""
         backend = self._backend
         found: dict[str, Any] = groups.encode_offsets(_end_of_snapshots(self._snapshots(backend)))
         if self._next_batch is None:
@@ -117,8 +115,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at["lag_records"] = at["seq"] - seq
             waiting_ms = backend.time_of(name, seq) if at["lag_records"] else None
             at["lag_ms"] = 0 if waiting_ms is None else max(now_ms - waiting_ms, 0)
+            if position is not None and position != start.get(name) and seq > 1:
+                newest_ms = backend.time_of(name, seq - 1)
+                if newest_ms is not None:
+                    at["freshness_ms"] = max(now_ms - newest_ms, 0)
         with suppress(Error):  # the batch raises it
-            found[_REPORT_KEY] = {"batch": plan.count_planned(self._plan_batch(backend, start, end))._asdict()}
+            found[REPORT_KEY] = {"batch": plan.count_planned(self._plan_batch(backend, start, end))._asdict()}
         return found
 
     def _snapshots(self, backend: Backend) -> dict[str, TopicSnapshot]:

@@ -49,3 +49,19 @@ def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
     world.fill(10)
     with pytest.raises(NotFound, match="no table at"):
         pipelines.status(world.data, [world.table])
+
+
+def test_a_directory_stands_for_the_tables_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = PipelineHarness(tmp_path, "delta", table=str(tmp_path / "lake" / "orders"))
+    world.fill(60)
+    world.export_once()
+    other = PipelineHarness(tmp_path, "parquet", table=str(tmp_path / "lake" / "eu" / "orders"))
+    other.export_once()
+    world.fill(40, start=60)
+    lake = str(tmp_path / "lake")
+    assert [(each.table, each.lag_records) for each in pipelines.status(world.data, [lake])] == [
+        (f"{lake}/eu/orders", 40),
+        (f"{lake}/orders", 40),
+    ]
+    assert main(["pipeline", "status", world.data, lake, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lag_records"] == 80

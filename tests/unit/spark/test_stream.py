@@ -79,12 +79,18 @@ def test_progress_shows_lag_and_what_becomes_of_the_seqs(tmp_path: Path, mode: M
         end = reader.latestOffset(start, ReadMaxRows(20))
         found = reader.reportLatestOffset()
         assert found is not None
-        assert found["orders"] == {**at(51)["orders"], "lag_records": 30, "lag_ms": 3000}
+        assert found["orders"] == {**at(51)["orders"], "lag_records": 30, "lag_ms": 3000, "freshness_ms": 4000}
         batch = found["_tidelog"]["batch"]
         assert (batch["seqs"], batch["rows"], batch["deleted"], batch["unknown"]) == (20, 17, 3, 0)
         assert len(seqs(reader, start, end)) == 17
         assert reader.latestOffset(end, ReadAllAvailable()) == at(51)
-        assert reader.reportLatestOffset()["orders"]["lag_ms"] == 0  # type: ignore[index]
+        last = reader.reportLatestOffset()
+        assert last is not None
+        assert (last["orders"]["lag_ms"], last["orders"]["freshness_ms"]) == (0, 1000)
+        assert reader.latestOffset(at(51), ReadAllAvailable()) == at(51)
+        idle = reader.reportLatestOffset()
+        assert idle is not None
+        assert "freshness_ms" not in idle["orders"], "a batch without records has no newest one"
         reader.stop()
 
 

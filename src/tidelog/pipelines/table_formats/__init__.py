@@ -12,10 +12,10 @@ This module detects the place and the format of a table and opens it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog import addresses
 from tidelog.disk.bucket_disk import BucketDisk
@@ -116,3 +116,26 @@ def detect_format(disk: Disk, path: str) -> Format | None:
     if isinstance(disk, BucketDisk):  # staged files of a Delta table without its first commit
         names = [name for name in names if interface.parse_file_range(name) is None]
     return "parquet" if names else None
+
+
+_SEARCH_DEPTH: Final = 3  # directories between an argument and a table
+
+
+def find_tables(place: Place) -> list[Place]:
+    """Return the table at a place, or else the tables in the directories below it, by name; the place itself if there
+    is none."""
+    if place.catalog is not None or detect_format(place.disk, place.path) is not None:
+        return [place]
+    return list(_tables_below(place.disk, place.path, _SEARCH_DEPTH)) or [place]
+
+
+def _tables_below(disk: Disk, path: str, depth: int) -> Iterator[Place]:
+    stat = disk.stat(path)
+    if stat is None or not stat.is_dir:
+        return
+    for name in sorted(name for name in disk.list_dir(path) if name[0] not in "_."):
+        below = join(path, name)
+        if detect_format(disk, below) is not None:
+            yield Place(disk, below)
+        elif depth > 1:
+            yield from _tables_below(disk, below, depth - 1)
