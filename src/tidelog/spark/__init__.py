@@ -56,7 +56,7 @@ def register(spark: SparkSession) -> None:
 
 
 def query_counts(spark: SparkSession) -> list[QueryCounts]:
-    """Return for each streaming query of a session that reads topics what it has read and how far behind it is.
+    """Return for each streaming query of a session that reads topics what it has read and how large its lag is.
 
     The counts begin where `register` or `session` set up the session, and queries that have ended stay in the list. A
     client of Spark Connect returns the running queries, each with the last 100 batches that Spark keeps.

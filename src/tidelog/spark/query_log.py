@@ -40,7 +40,7 @@ _log = logging.getLogger("tidelog.spark.queries")
 
 
 class QueryCounts(NamedTuple):
-    """What a streaming query has read, and how far behind it is. `seqs` is the sum of `rows` to `filtered`.
+    """What a streaming query has read, and how large its lag is. `seqs` is the sum of `rows` to `filtered`.
 
     `rows`: at most, where `unknown` is not 0: deletions that only the tasks know.
     """
@@ -144,13 +144,13 @@ def _log_batch(number: int, before: QueryCounts, after: QueryCounts) -> None:
     said = ", ".join(f"{name} {made[name]:,}" for name in (*_FATES, "unknown") if made[name] or name == "rows")
     query = after.name or after.query_id
     age = "unknown" if after.freshness_ms is None else f"{after.freshness_ms / 1000:.1f} s"
-    behind = f"lag {after.lag_records:,} records, {after.lag_ms / 1000:.1f} s; newest record {age} old"
+    state = f"lag {after.lag_records:,} records, {after.lag_ms / 1000:.1f} s; newest record {age} old"
     if sum(made[name] for name in _FATES) != made["seqs"]:
-        _log.error("query %s, batch %d: %d seqs are not the sum of %s; %s", query, number, made["seqs"], said, behind)
+        _log.error("query %s, batch %d: %d seqs are not the sum of %s; %s", query, number, made["seqs"], said, state)
     elif any(made[name] for name in _LOST):
-        _log.warning("query %s, batch %d: records were lost before they were read: %s; %s", query, number, said, behind)
+        _log.warning("query %s, batch %d: records were lost before they were read: %s; %s", query, number, said, state)
     else:
-        _log.info("query %s, batch %d: %s; %s", query, number, said, behind)
+        _log.info("query %s, batch %d: %s; %s", query, number, said, state)
 
 
 _logs: WeakKeyDictionary[SparkSession, QueryLog] = WeakKeyDictionary()
