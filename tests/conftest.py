@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 
 from tests.kit.s3 import _shared_s3_server, own_s3_server, s3_server
@@ -26,6 +27,10 @@ MEMORY_LIMIT_MIB: Final = 1_024
 GROWTH_SHOWN_MIB: Final = 64
 GROWTH_COLLECTED_MIB: Final = 64
 """A process that has so much more than after the last collection collects garbage after the test."""
+
+ALLOCATORS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+"""Variables of the workers. Arrow's own pool kept 130 MiB after the bulk tests, and glibc has an arena for each of some
+thousand threads that tests start."""
 
 _MEMORY: Final = pytest.StashKey[list["Peak"]]()
 
@@ -44,7 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    _choose_allocators(config, starts_workers)
     config.pluginmanager.register(MemoryOfWorkers(config) if starts_workers else MemoryOfTests(config), "memory")
+
+
+def _choose_allocators(config: pytest.Config, starts_workers: bool) -> None:
+    """Set the variables of ALLOCATORS for workers alone: processes under test use the memory as those of users do."""
+    if starts_workers:
+        os.environ.update(ALLOCATORS)
+    elif hasattr(config, "workerinput"):
+        assert pa.default_memory_pool().backend_name == "system"
+        for name in ALLOCATORS:
+            del os.environ[name]
 
 
 def _build_unicode_table() -> None:
