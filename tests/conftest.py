@@ -105,6 +105,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter clear what was exempted: DuckDB prints pages about objects that are left at its end."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     totals: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():

@@ -1,5 +1,6 @@
 """A Declarative Pipeline of Spark that reads a topic, run by Spark's own command. Its packages (`pyspark[pipelines]`,
-130 MB) are not among those of development: the test is skipped without them."""
+130 MB) are not among those of development: the test is skipped without them. The command starts a Spark of its own, so
+the test is in `make crash`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 import tidelog
 from tidelog.spark.java import find_java
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas", "yaml")
 SPEC = """
 name: orders
