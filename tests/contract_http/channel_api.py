@@ -109,8 +109,7 @@ class ChannelEvents(SseStream):
             self.hello = self.expect_event("subscribed")
 
     def next_event(self, within_s: float | None = None) -> ChannelEvent:
-        while (raw := self.frame(within_s)).startswith(b":"):
-            pass
+        raw = self.event_frame(within_s)
         found = _FRAME.fullmatch(raw)
         assert found is not None, raw[:300]
         number, name, data = found.groups()

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from tests.contract_http.api import Api, expect_success, topic_path
 from tests.contract_http.client import Address, Headers, Reply, dumps, loads
-from tests.contract_http.sse_client import SseStream, parse_heartbeat
+from tests.contract_http.sse_client import SseStream
 
 _JOB: Final = re.compile(rb"id: ([0-9]+)\nevent: job\ndata: (\{[^\n\r]*\})\n\n")
 _ERROR: Final = re.compile(rb"event: error\ndata: (\{[^\n\r]*\})\n\n")
@@ -87,8 +87,7 @@ class WorkStream(SseStream):
 
     def job(self, within_s: float | None = None) -> Job:
         """The next job; heartbeats between are passed over."""
-        while (raw := self.frame(within_s)).startswith(b":"):
-            parse_heartbeat(raw)
+        raw = self.event_frame(within_s)
         found = _JOB.fullmatch(raw)
         assert found is not None, raw[:300]
         value = loads(found[2])

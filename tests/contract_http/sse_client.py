@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple, Self
 from tests.contract_http.client import Address, Headers, RawConnection, Reply, dumps, loads
 
 RETRY: Final = b"retry: 2000\n\n"
+EVENT_LIMIT_S: Final = 120.0
+"""Only so that a test fails where its event never comes: heartbeats come for as long as the stream is open."""
 _EVENT: Final = re.compile(rb"id: ([A-Za-z0-9_-]+)\nevent: ([a-z-]+)\ndata: (\{[^\n\r]*\})\n\n")
 _HEARTBEAT: Final = re.compile(rb": hb ([0-9]{13})\n\n")
 
@@ -103,11 +105,16 @@ class SseStream:
         del self._held[: at + 2]
         return found
 
-    def next(self, within_s: float | None = None) -> Event:
-        """The next event; heartbeats between are passed over."""
+    def event_frame(self, within_s: float | None = None) -> bytes:
+        """The frame of the next event; heartbeats between are passed over, for two minutes at most."""
+        deadline = time.monotonic() + EVENT_LIMIT_S
         while (raw := self.frame(within_s)).startswith(b":"):
             parse_heartbeat(raw)
-        return parse_event(raw)
+            assert time.monotonic() < deadline, f"nothing but heartbeats in {EVENT_LIMIT_S:g} s"
+        return raw
+
+    def next(self, within_s: float | None = None) -> Event:
+        return parse_event(self.event_frame(within_s))
 
     def expect(self, *names: str) -> list[Event]:
         """The next events, which are these."""

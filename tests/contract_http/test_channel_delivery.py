@@ -33,8 +33,10 @@ Name = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def channel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Users without a connection stay members for longer than any test takes: a user whose last connection was of an
+    earlier test would otherwise leave a channel that it has just created."""
     folder = tmp_path_factory.mktemp("house")
-    with Server(folder, api_keys=KEYS, channel_grace_ms=100).start() as running:
+    with Server(folder, api_keys=KEYS, channel_grace_ms=3_600_000).start() as running:
         yield running
 
 
@@ -278,20 +280,23 @@ def test_streams_are_counted_and_given_back(tmp_path: Path, channel_name: str) -
 # ── who is here ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_has_no_connection_any_more_leaves_what_does_not_persist(
-    channel_server: Server, ann: ChannelApi, bob: ChannelApi, name: Name
-) -> None:
+def test_who_has_no_connection_any_more_leaves_what_does_not_persist(tmp_path: Path, name: Name) -> None:
     short, long = f"!{name('short')}@example.org", f"!{name('long')}@example.org"
-    for each in (short, long):
-        ann.create(each, persist=each == long)
-        bob.join(each)
-    with ChannelEvents(channel_server, short, key="ann") as heard:
-        with ChannelEvents(channel_server, short, key="bob"), ChannelSocket(channel_server, key="bob") as line:
-            line.request("channel_members", "channel_members", channel=short)
-        left = heard.expect_event("presence")
-        assert (left["kind"], left["user"]) == ("left", BOB)
-        assert BOB in expect_success(ann.get(channel_path(long, "/members")))["members"]
-    eventually(lambda: ann.get(channel_path(short)).status == 404)
+    with (
+        Server(tmp_path / "s", api_keys=KEYS, channel_grace_ms=100).start() as server,
+        channel_api(server, "ann") as ann,
+        channel_api(server, "bob") as bob,
+    ):
+        for each in (short, long):
+            ann.create(each, persist=each == long)
+            bob.join(each)
+        with ChannelEvents(server, short, key="ann") as heard:
+            with ChannelEvents(server, short, key="bob"), ChannelSocket(server, key="bob") as line:
+                line.request("channel_members", "channel_members", channel=short)
+            left = heard.expect_event("presence")
+            assert (left["kind"], left["user"]) == ("left", BOB)
+            assert BOB in expect_success(ann.get(channel_path(long, "/members")))["members"]
+        eventually(lambda: ann.get(channel_path(short)).status == 404)
 
 
 # ── the socket ────────────────────────────────────────────────────────────────────────────────────
