@@ -10,12 +10,8 @@ import schemathesis
 from hypothesis import strategies as st
 
 from tests.contract_http.client import dumps
+from tests.contract_http.test_schema import FIFO, JOBS, KNOWN, ROOM, SPARE
 
-KNOWN: Final = "known"  # a topic with sealed segments, the first of which begins with seq 1
-SPARE: Final = "spare"  # one whose records may be deleted
-JOBS: Final = "jobs"  # a queue
-ROOM: Final = "!known@example.org"  # a channel that persists, and one that is a queue
-FIFO: Final = "!jobs@example.org"
 OF_FIFOS: Final = ("/push", "/pop", "/clear")
 OF_QUEUES: Final = ("/claim", "/ack", "/nack", "/extend", "/history")
 WAIT_MS_MAX: Final = 5  # a long poll that is asked for is no hang
