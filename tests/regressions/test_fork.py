@@ -157,7 +157,7 @@ def test_a_child_neither_ends_nor_hears_the_thread_that_syncs(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forks", [15, pytest.param(40, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("forks", [8, pytest.param(40, marks=pytest.mark.sweep)])
 def test_forks_beside_busy_threads_hang_no_process_and_lose_nothing(tmp_path: Path, forks: int) -> None:
     found = said("crowded", tmp_path / "data", str(forks))
     assert found["heard"] == [[{"Forked": forks}]]

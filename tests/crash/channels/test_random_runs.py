@@ -1,7 +1,7 @@
 """Members, lists, owners, seqs and cursors over crashes and restarts (G130-G132, G138, G140, G141, G143, G144).
 
-`make test` runs 300 random histories with 2 shards and a sample of the arrangements; those marked `sweep`
-(`make crash`) run 900 more of these, every arrangement, and histories with 1 to 3 shards.
+`make test` runs 150 random histories with 2 shards and a sample of the arrangements; those marked `sweep`
+(`make crash`) run 1,050 more of these, every arrangement, and histories with 1 to 3 shards.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from collections.abc import Callable
 import pytest
 from tests.crash.channels.arrangements import CONTROLS, KINDS, NAMES, STATES_BEFORE, cases, run_case, sample_cases
 from tests.crash.channels.random_runs import run_random
+from tests.kit.sampling import one_in
 
 Tell = Callable[[str, int], None]
 RUNS = 1_200
+PARTS = 8
 LONG_RUNS = 9_000
 # Histories that failed once: a limit that was lowered and raised again; a message whose sync the power cut.
 ONCE_WRONG = (10_598, 10_766, 20_296, 22_285, 22_557, 22_628, 22_983)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.sweep) for part in range(1, 4))])
+@pytest.mark.parametrize("part", one_in(PARTS, range(PARTS)))
 def test_channels_are_what_the_model_says_after_every_crash(part: int, record_count: Tell) -> None:
     """Method: random operations with the power cut at a random disk operation; any subset of what was not synced
     survives; everything the restart finds is held against a model that shares no code."""
     total = 0
-    for seed in range(part * RUNS // 4, (part + 1) * RUNS // 4):
+    for seed in range(part * RUNS // PARTS, (part + 1) * RUNS // PARTS):
         count, wrong = run_random(seed)
         assert wrong is None, f"seed {seed}: {wrong}"
         total += count
-    record_count("channel runs with crashes", RUNS // 4)
-    assert total > RUNS // 4 * 10, "most runs must get somewhere before the power fails"
+    record_count("channel runs with crashes", RUNS // PARTS)
+    assert total > RUNS // PARTS * 10, "most runs must get somewhere before the power fails"
 
 
 @pytest.mark.sweep

@@ -17,6 +17,7 @@ from random import Random
 import pytest
 from deltalake import DeltaTable
 from tests.kit import processes
+from tests.kit.sampling import one_in
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 
 from tidelog.pipelines.table_formats.interface import Format
@@ -70,7 +71,7 @@ def kill_and_judge(root: Path, format: Format, random: Random, *, kills: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", one_in(2, FORMATS))
 def test_a_killed_export_loses_and_doubles_nothing(
     format: Format, kills: int, tmp_path: Path, record_count: Tell
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.crash.topics.kill_writer import LIMITS, batch_of, tag_of
 from tests.crash.topics.reader import read_engine
 from tests.kit import processes
+from tests.kit.sampling import one_in
 
 import tidelog
 
@@ -41,7 +42,7 @@ class Ledger:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, pytest.param(5, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", one_in(2, range(2)))
 def test_a_killed_engine_loses_nothing_it_acked(part: int, rounds: int, tmp_path: Path, record_count: Tell) -> None:
     """Method: let four threads of a child ack a number of writes drawn by chance, kill it without warning, open with
     another count of shards, hold every record against what was said; then let the next child go on there."""
