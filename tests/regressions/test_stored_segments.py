@@ -12,7 +12,7 @@ from tidelog.database import engine_of
 from tidelog.engine import recovery
 from tidelog.engine.check import check_directory
 from tidelog.engine.erase import ErasureIncomplete
-from tidelog.errors import BadInput, Corrupt, StoreUnavailable
+from tidelog.errors import BadInput, Corrupt, StoreUnavailable, WrongStore
 from tidelog.testing import ManualClock, SimDisk
 
 TINY: dict[str, Any] = {"segment_events_max": 8, "wal_file_bytes": 4096, "head_reserve": 4}
@@ -357,6 +357,29 @@ def test_a_store_that_is_not_the_right_one_is_not_damage(other: str) -> None:
         found = list(report)
         assert [(each.kind, each.damage) for each in found] == [("cold", False)] * 2
         assert "not verified" in found[0].reason
+
+
+def files_of(disk: SimDisk, directory: str) -> dict[str, bytes]:
+    return {path: content for path, content in disk.tree().items() if path.startswith(f"{directory}/")}
+
+
+@pytest.mark.parametrize("place", ["other", "other/topics", "backups"])
+def test_a_place_that_something_else_uses_is_no_cold_store(place: str) -> None:
+    """The writer of another data directory removed the objects at its next start: it knew no topic of their ids."""
+    disk = SimDisk()
+    with open_database(disk, "other") as db:
+        db.topic("theirs").append(b"x")
+        db.backup("backups")
+    with open_database(disk) as db:
+        for name in "tu":
+            db.topic(name, durability="fsync").append([b"%d" % number for number in range(20)])
+    before = files_of(disk, place)
+    with pytest.raises((BadInput, WrongStore), match=r"data directory|backups; nothing was changed") as caught:
+        open_database(disk, cold=place, hot_retain_segments=0)
+    assert "choose another" in str(caught.value)
+    assert files_of(disk, place) == before
+    with open_database(disk) as db:
+        assert len(read_all(db.topic("u"))) == 20
 
 
 @pytest.mark.parametrize("place", ["data", "data/cold", "data/topics"])

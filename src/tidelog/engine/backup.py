@@ -20,7 +20,6 @@ from tidelog.disk.durability import read_file, replace_file
 from tidelog.disk.interface import File, join
 from tidelog.disk.segment_store import RangeFile
 from tidelog.engine.backup_target import (
-    LABEL_KEY,
     PIECE_BYTES,
     PRUNE_KEY,
     RUNNING_SUFFIX,
@@ -42,6 +41,7 @@ from tidelog.engine.snapshot import EngineSnapshot, SegmentFile, WalExtent
 from tidelog.errors import BadInput, Busy, Corrupt
 from tidelog.formats import backup_manifest, sealed_segment, segment_index
 from tidelog.formats.backup_manifest import (
+    LABEL_KEY,
     OBJECTS_PREFIX,
     BackupFile,
     BackupManifest,

@@ -37,6 +37,7 @@ from tidelog.engine.segment import format_file_name
 from tidelog.errors import BackupIncomplete, BackupNotFound, BadInput, Busy, Corrupt, Damaged, NewerFormat
 from tidelog.formats import backup_manifest, batch, control_frames, frame, segment_index
 from tidelog.formats.backup_manifest import (
+    LABEL_KEY,
     MANIFEST_BYTES_MAX,
     OBJECTS_PREFIX,
     BackupFile,
@@ -48,7 +49,6 @@ from tidelog.formats.frame import APPEND_BATCH, TOPIC_CREATE, TOPIC_DELETE
 from tidelog.wal import FrameWindow, paths
 from tidelog.wal.recovery import read_frames_of
 
-LABEL_KEY: Final = "tidelog-backup"
 BACKUPS_PREFIX: Final = "backups/"
 MANIFEST_SUFFIX: Final = ".manifest"
 RUNNING_SUFFIX: Final = ".running"

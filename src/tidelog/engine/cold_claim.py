@@ -23,6 +23,7 @@ from tidelog.disk.segment_store import MARKER_KEY, SegmentStore, StoreMarker, re
 from tidelog.engine.manifest import MANIFEST_DIR
 from tidelog.errors import WrongStore
 from tidelog.formats import small_files
+from tidelog.formats.backup_manifest import LABEL_KEY
 
 STATE_FILE: Final = "COLD"
 _MAGIC: Final = b"TLCS"
@@ -67,6 +68,16 @@ def find_foreign_store(disk: Disk, root: str, store: SegmentStore) -> str | None
     return None
 
 
+def _find_other_use(store: SegmentStore) -> str | None:
+    """Return what Tidelog uses a place without a marker for. The writer of a data directory removes what its manifest
+    does not name, objects of a cold store too."""
+    if store.exists(LABEL_KEY):
+        return "holds backups"
+    if next(iter(store.list(MANIFEST_DIR)), None) is not None:
+        return "is a data directory"
+    return None
+
+
 class StoreClaim:
     """The claim of one open directory on its store."""
 
@@ -88,6 +99,9 @@ class StoreClaim:
         marker = read_marker(self._store)
         state = self._state or ColdStoreState(self._new_id(), "", "", "")
         if marker is None:
+            if (other := _find_other_use(self._store)) is not None:
+                step = "choose another directory or another prefix of the bucket"
+                raise WrongStore(self._store.address, other, step=step)
             if cold_segments and not force:
                 raise WrongStore(
                     self._store.address,

@@ -20,7 +20,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog.log import LOCK_FILE, take_lock
 from tidelog.disk.bounded_store import BoundedStore
 from tidelog.disk.durability import DISK_FULL_ERRNOS, WriteLatch, remove_if_exists, replace_file
-from tidelog.disk.interface import Disk, Lock, join
+from tidelog.disk.interface import Disk, Lock, join, parent_dir
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.process import processor_count
 from tidelog.disk.segment_store import SegmentStore, open_store
@@ -151,9 +151,19 @@ def open_cold_store(disk: Disk, path: str, limits: EngineConfig) -> BoundedStore
         if limits.cold is not None:
             raise
         return None  # a library for it may be missing here; what is on the disk is read all the same
-    if is_local and limits.cold is not None and f"{store.address}/".startswith(f"{own_disk.resolve(path)}/"):
-        raise BadInput(f"the cold store {address} is in the data directory; nothing was done, choose another place")
+    if is_local and limits.cold is not None:
+        _check_cold_directory(own_disk, own_disk.resolve(path), address, store.address)
     return BoundedStore(store, threads=limits.cold_threads, timeout_s=timeout_s)
+
+
+def _check_cold_directory(disk: Disk, root: str, address: str, directory: str) -> None:
+    """Raise BadInput for a cold store in a data directory: its writer removes files that it does not know."""
+    above, last = directory, ""
+    while above != last:
+        if above == root or all(disk.stat(join(above, name)) is not None for name in (manifest.MANIFEST_DIR, WAL_DIR)):
+            where = "the data directory" if above == root else f"{above}, which is another data directory"
+            raise BadInput(f"the cold store {address} is in {where}; nothing was done, choose another place")
+        above, last = parent_dir(above), above
 
 
 def _claim_store(opened: OpenedEngine, store: SegmentStore) -> StoreClaim:

@@ -19,6 +19,7 @@ from tidelog.errors import Corrupt
 from tidelog.formats import small_files
 from tidelog.types import Buffer
 
+LABEL_KEY: Final = "tidelog-backup"  # in a target of backups
 LABEL_MAGIC: Final = b"TLBT"
 LABEL_VERSION: Final = 1
 BACKUP_MAGIC: Final = b"TLBM"
