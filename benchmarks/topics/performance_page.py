@@ -1,9 +1,10 @@
-"""Makes docs/performance.md and its picture from the results of runs.
+"""Makes docs/performance.md and its pictures from the results of runs.
 
     python -m benchmarks.topics.performance_page [FILE.json …]        without files: all of benchmarks/results
 
-Where several runs have the same row the newest counts. Quick runs do not. The page says which machine made the figures
-and how busy it was: a figure without that says nothing.
+The page has two parts, records and storage; one without any results stays as it is. Where several runs have the same
+row the newest counts. Quick runs do not. Each part says which machine made its measurements and how busy it was: a
+number without that says nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Result
+from benchmarks.topics import bench_topics
 from benchmarks.topics.plot import Panel, svg
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +27,10 @@ _APPEND = re.compile(
     r"append (?P<cell>(?:100 B|1 KB) × \d+), (?P<threads>\d) threads?, (?P<ours>\w+)(?: ÷ (?P<peer>.+))?"
 )
 _OPEN = re.compile(r"(recover|open) [\d,]+ × 100 B (from the WAL|in sealed segments)")
-_GROWN = re.compile(r"(?P<what>.+), (?P<size>[\d,]+) (?P<axis>records in the topic|topics)")
+_GROWN = re.compile(
+    r"(?P<what>first append|append 100 B|append 100 × 100 B|tail read of 100|close), "
+    r"(?P<size>[\d,]+) (?P<axis>records in the topic|topics)"
+)
 _BETTER = "the better of lmdb and rocksdict"
 _CELLS = [f"{size} × {batch}" for size in ("100 B", "1 KB") for batch in (1, 100, 1000)]
 _PLOTTED = ("append 100 B", "append 100 × 100 B", "tail read of 100")
@@ -105,31 +111,110 @@ Class `disk`; of many topics a hundred are written and read in turn.
 {grown}
 
 The first append to a topic after a start waits for a sync that reserves seqs; the others do not. A close writes a
-checkpoint: with one record to move it costs what the manifest costs, which names every segment and every topic.
+checkpoint of what changed. Its measurements for many topics are older than that: a manifest then named every segment
+and every topic again. [Many topics](#many-topics) has the present ones.
 """
 
 
 _BENCHMARKS = {
     "topics-append": re.compile("append .* thread|append .* and settle"),
     "topics-writers": re.compile(r"append 100 B × 1, fsync, "),
-    "topics-read": re.compile("read "),
+    "topics-read": re.compile(r"read \d"),
     "topics-recovery": _OPEN,
     "topics-growth": _GROWN,
 }
 
 
+_STORAGE_HEADING = "## Storage\n"
+_STORAGE_TEXT = """
+What moves, frees and copies the bytes of topics, beside the same bytes copied without Tidelog, and what many topics
+cost. Other runs than those above, on a machine that others used as well: {machine}. Its load was {loads} when
+measurements began. Trust the ratios alone.
+
+### Tiers
+
+{tiers}
+
+### Rewrite and compaction
+
+`cp` syncs nothing; a rewrite and a compaction are durable when they return.
+
+{freed}
+
+### Backups
+
+{backups}
+
+### Large records
+
+{large}
+
+### Many topics
+
+{many}
+
+![Cost over the number of topics](performance-topics.svg)
+"""
+
+_STORAGE_BENCHMARKS = {
+    "topics-tiers": re.compile("relocation to |cold read from |bytes in .* of those on the disk|.* p99 beside a reloc"),
+    "topics-rewrite": re.compile("rewrite of |bytes freed of "),
+    "topics-compaction": re.compile("compaction by |latest record of a key|page of 1,000 latest"),
+    "topics-backup": re.compile("backup of |write p99 beside a backup"),
+    "topics-large": re.compile("append a stream of |read a record of |memory for "),
+    "topics-many": re.compile(
+        r"(open|close with|checkpoint with|first write to|list \d+ topics).*, [\d,]+ topics|memory of an idle topic|"
+        r"[\d,]+ topics made by"
+    ),
+}
+
+
 def main(files: Sequence[str]) -> None:
+    page, pictures = _DOCS / "performance.md", dict[str, str]()
+    records, _, storage = page.read_text().partition(_STORAGE_HEADING)
+    if found := _collect(files, _BENCHMARKS):
+        rows, machines = found
+        pictures["performance.svg"] = svg(list(_panels(rows)), "µs")
+        records = _page(rows, machines)
+    if found := _collect(files, _STORAGE_BENCHMARKS):
+        rows, machines = found
+        many = [asdict(row) for row in rows if _STORAGE_BENCHMARKS["topics-many"].match(row.name)]
+        pictures["performance-topics.svg"] = bench_topics.plot(many)
+        storage = _storage(rows, machines)
+    page.write_text("".join((records.rstrip("\n"), "\n\n", _STORAGE_HEADING, storage)))
+    for name, picture in pictures.items():
+        (_DOCS / name).write_text(picture)
+
+
+def _collect(
+    files: Sequence[str], benchmarks: Mapping[str, re.Pattern[str]]
+) -> tuple[list[Result], list[Mapping[str, Any]]] | None:
+    """Return the rows of these benchmarks and the machines that made them; None if there are none at all."""
     rows: dict[str, Result] = {}
-    machines: list[dict[str, Any]] = []
+    machines: list[Mapping[str, Any]] = []
     for said in _runs(files):
-        found = [Result(**row) for row in said["results"] if any(map(_of(row["name"]), _BENCHMARKS.values()))]
+        found = [Result(**row) for row in said["results"] if any(map(_of(row["name"]), benchmarks.values()))]
         rows |= {row.name: row for row in found}
         machines += [said["machine"]] * bool(found)
-    missing = [name for name, known in _BENCHMARKS.items() if not any(known.match(row) for row in rows)]
-    if missing:
+    missing = [name for name, known in benchmarks.items() if not any(known.match(row) for row in rows)]
+    if missing and rows:
         sys.exit(f"there are no full results of {', '.join(missing)}; run benchmarks/run.py --only {missing[0]} first")
-    (_DOCS / "performance.svg").write_text(svg(list(_panels(rows.values())), "µs"))
-    (_DOCS / "performance.md").write_text(_page(list(rows.values()), machines))
+    return (list(rows.values()), machines) if rows else None
+
+
+def _storage(rows: Sequence[Result], machines: Sequence[Mapping[str, Any]]) -> str:
+    def table(*names: str) -> str:
+        return _judged(row for name in names for row in rows if _STORAGE_BENCHMARKS[name].match(row.name))
+
+    return _STORAGE_TEXT.format(
+        machine=_machine(machines),
+        loads=_loads(machines),
+        tiers=table("topics-tiers"),
+        freed=table("topics-rewrite", "topics-compaction"),
+        backups=table("topics-backup"),
+        large=table("topics-large"),
+        many=table("topics-many"),
+    )
 
 
 def _of(name: str) -> Callable[[re.Pattern[str]], object]:
@@ -142,19 +227,29 @@ def _runs(files: Sequence[str]) -> list[dict[str, Any]]:
     return sorted((run for run in said if not run["quick"]), key=lambda run: str(run["made"]))
 
 
-def _page(rows: Sequence[Result], machines: Sequence[Mapping[str, str]]) -> str:
+def _machine(machines: Sequence[Mapping[str, Any]]) -> str:
     it = machines[-1]
+    return (
+        f"{it['processor']}, {it['cores']} cores, {it['memory']} of memory, {it['file system']}, Linux {it['kernel']}, "
+        f"Python {it['python']}"
+    )
+
+
+def _loads(machines: Sequence[Mapping[str, Any]]) -> str:
     loads = sorted(float(each["load"]) for each in machines)
+    return f"{loads[0]:g} to {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}"
+
+
+def _page(rows: Sequence[Result], machines: Sequence[Mapping[str, Any]]) -> str:
     return _TEXT.format(
-        machine=f"{it['processor']}, {it['cores']} cores, {it['memory']} of memory, {it['file system']}, "
-        f"Linux {it['kernel']}, Python {it['python']}",
-        loads=f"{loads[0]:g} to {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}",
+        machine=_machine(machines),
+        loads=_loads(machines),
         targets=_targets(rows),
         one=_appends(rows, "1"),
         eight=_appends(rows, "8"),
         settled=_listed(row for row in rows if "and settle" in row.name),
         writers=_listed(row for row in rows if row.name.startswith("append 100 B × 1, fsync, ")),
-        reads=_listed(row for row in rows if row.name.startswith("read ")),
+        reads=_listed(row for row in rows if _BENCHMARKS["topics-read"].match(row.name)),
         opens=_listed(row for row in rows if _OPEN.match(row.name)),
         grown=_grown(rows),
     )
@@ -184,7 +279,9 @@ def _targets(rows: Iterable[Result]) -> str:
 
 
 def _is_topics(name: str) -> bool:
-    return any((_APPEND.fullmatch(name), _GROWN.fullmatch(name), _OPEN.match(name), name.startswith("read ")))
+    return any(
+        (_APPEND.fullmatch(name), _GROWN.fullmatch(name), _OPEN.match(name), _BENCHMARKS["topics-read"].match(name))
+    )
 
 
 def _appends(rows: Iterable[Result], threads: str) -> str:
@@ -224,6 +321,24 @@ def _listed(rows: Iterable[Result]) -> str:
                 f"{_said(row.low)} – {_said(row.high)}",
                 "" if row.ratio is None else f"{row.ratio:.2g} ×",
                 "" if row.limit is None else f"{_said(row.limit)} {row.limit_name}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def _judged(rows: Iterable[Result]) -> str:
+    return _table(
+        ("", "measured", "worst to best", "of limit", "limit", "target", "met"),
+        (
+            (
+                row.name,
+                f"{_said(row.value)} {row.unit}",
+                f"{_said(row.low)} – {_said(row.high)}",
+                "" if row.ratio is None else f"{row.ratio:.2g} ×",
+                "" if row.limit is None else f"{_said(row.limit)} {row.limit_name}",
+                row.target,
+                "" if row.met is None else "yes" if row.met else "**no**",
             )
             for row in rows
         ),

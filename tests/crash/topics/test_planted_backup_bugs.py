@@ -1,24 +1,34 @@
-"""Bugs that backups could have, planted one by one: each is found by the tests of `test_backup` and its neighbours."""
+"""Bugs that backups and restores could have, planted one by one: each is found by the tests of `test_backup` and its
+neighbours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from random import Random
 
 import msgspec
 import pytest
 from tests.crash.topics.backups import TARGET, back_up, check_restored, fill, step
 from tests.crash.topics.reader import RuleViolated
-from tests.crash.topics.test_backup_crashes import run_create, run_prune
+from tests.crash.topics.test_backup import run_cut
+from tests.crash.topics.test_backup_crashes import run_create, run_prune, run_restore
 from tests.crash.topics.workloads import OPERATIONS, EngineHarness, batch, checkpoint, reopen
 
+import tidelog
 from tidelog.disk.backup_store import DirectoryStore
-from tidelog.engine import backup, backup_target
+from tidelog.disk.durability import replace_file
+from tidelog.disk.interface import Disk
+from tidelog.engine import backup, backup_target, restore
 from tidelog.engine.backup_target import BackupTarget, PruneResult, verify_backup
 from tidelog.engine.manifest import SegmentRow, TopicRow
+from tidelog.engine.restore import restore_backup
 from tidelog.engine.results import Progress
 from tidelog.engine.snapshot import EngineSnapshot, FilePins, SegmentFile
-from tidelog.errors import Error
-from tidelog.formats.backup_manifest import BackupFile, encode_backup, object_key
+from tidelog.engine.startup import RESTORING_FILE
+from tidelog.errors import Corrupt, Error
+from tidelog.formats.backup_manifest import BackupFile, BackupManifest, encode_backup, object_key
+from tidelog.testing import ManualClock, SimDisk
+from tidelog.testing.simulated_disk import SimFile
 
 FAILURES = (AssertionError, RuleViolated, Error)
 
@@ -127,3 +137,85 @@ def test_snapshot_without_a_common_instant_of_all_shards_is_not_used() -> None:
         assert all(not shard.commits.commit_lock.locked() for shard in harness.log.shards)
     finally:
         snapshot.release()
+
+
+# ── restore ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def an_unfinished_restore_has_no_marker(patch: pytest.MonkeyPatch) -> None:
+    def replace_others(disk: Disk, path: str, data: bytes) -> None:
+        if not path.endswith(RESTORING_FILE):
+            replace_file(disk, path, data)
+
+    patch.setattr(restore, "replace_file", replace_others)
+
+
+def restored_files_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    sync = SimFile.sync
+    patch.setattr(SimFile, "sync", lambda self: None if self.path.startswith("restored/topics/") else sync(self))
+
+
+def names_of_restored_files_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    sync = SimDisk.sync_dir
+    patch.setattr(
+        SimDisk, "sync_dir", lambda self, path: None if path.startswith("restored/topics/") else sync(self, path)
+    )
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [an_unfinished_restore_has_no_marker, restored_files_are_not_synced, names_of_restored_files_are_not_synced],
+)
+def test_restore_that_a_crash_leaves_in_parts_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises((*FAILURES, pytest.fail.Exception)):
+        run_restore(0, False, every=3)
+
+
+def test_cut_that_keeps_a_record_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = restore._check_cut
+
+    def one_more(manifest: BackupManifest, to_seq: Mapping[str, int]) -> dict[int, int]:
+        heads = {topic.id: topic.head for topic in manifest.topics}
+        return {topic: min(seq + 1, heads[topic]) for topic, seq in check(manifest, to_seq).items()}
+
+    monkeypatch.setattr(restore, "_check_cut", one_more)
+    with pytest.raises(FAILURES):
+        run_cut(0, 1)
+
+
+def restore_again(disk: SimDisk) -> None:
+    """Two restores of one backup, each with topics that no reader takes for those of another directory."""
+    epochs = [set[int]()]
+    for path in ("first", "second"):
+        restore_backup(TARGET, path, disk=disk)
+        with tidelog.open(path, disk=disk, clock=ManualClock(), threads=False, read_only=True) as db:
+            epochs.append({db.topic(name).epoch for name in db.names()})
+    assert not epochs[1] & epochs[2]
+
+
+def test_restored_topics_with_the_epochs_of_the_original_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, random = fill("epochs", shards=1, letters=3)
+    back_up(harness, random, meanwhile=0)
+    restore_again(harness.disk.reboot())
+    monkeypatch.setattr(restore._Restore, "_with_epochs", lambda _, loaded: loaded)
+    with pytest.raises(FAILURES):
+        restore_again(harness.disk.reboot())
+
+
+def restore_damaged(disk: SimDisk) -> None:
+    objects = {path: content for path, content in disk.tree().items() if path.startswith(f"{TARGET}/objects/")}
+    disk.flip_bit(max(objects, key=lambda path: len(objects[path])), 10, 0)
+    with pytest.raises(Corrupt, match="checksum"):
+        restore_backup(TARGET, "damaged", disk=disk)
+
+
+def test_restore_that_does_not_compare_checksums_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, random = fill("checksums", shards=1, letters=6)
+    back_up(harness, random, meanwhile=0)
+    restore_damaged(harness.disk.reboot())
+    monkeypatch.setattr(restore, "object_problem", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception):
+        restore_damaged(harness.disk.reboot())

@@ -340,6 +340,24 @@ def test_objects_that_a_crash_left_are_deleted_at_the_next_start(machine: Machin
         assert values(log) == list(range(30))
 
 
+def test_the_data_of_a_large_record_stays_on_the_disk(machine: Machine) -> None:
+    with machine.open(hot_retain_segments=0) as log:
+        large = log.topic("orders", max_record_bytes=1 << 20, durability="fsync")
+        large.append_stream([b"x" * 300_000])
+        machine.fill(log, 3)
+        assert log.relocate().segments == 3
+        assert [path for path in machine.disk.tree() if path.endswith(".blob")]
+        assert sum(map(len, machine.store.objects.values())) < 10_000
+    with machine.open() as log:
+        machine.store.fail()
+        with pytest.raises(StoreUnavailable):  # where the frame is that names the blob
+            log.topic("orders").open_record(1)
+        machine.store.heal()
+        with log.topic("orders").open_record(1) as data:
+            machine.store.fail()
+            assert data.read() == b"x" * 300_000
+
+
 def test_queues_and_records_before_a_router_stay() -> None:
     machine = Machine(hot_retain_segments=0)
     with machine.open() as log:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from tests.unit.pipelines.helpers import FORMATS, SMALL_SIZES, PipelineHarness, table_rows
 from tests.unit.spark.helpers import run_server
 
+import tidelog
+from tidelog.engine.config import ColdCompression
 from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NotFound, TopicNotFound
 from tidelog.pipelines import api
 from tidelog.pipelines.export_job import ExportJob, Sizes, commit_end, commit_reason
@@ -58,6 +61,23 @@ def test_a_table_is_its_topic(harness: PipelineHarness) -> None:
     harness.fill(50, start=300)
     assert harness.export_once().rows == 50
     harness.check()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_table_has_the_records_of_cold_segments(
+    harness: PipelineHarness, compression: ColdCompression, tmp_path: Path
+) -> None:
+    harness.fill(300)
+    before = harness.log_rows()
+    settings: dict[str, Any] = {"threads": False, "segment_events_max": 40, "cold_compression": compression}
+    with tidelog.open(harness.data, cold=str(tmp_path / "cold"), hot_retain_segments=0, **settings) as log:
+        moved = log.relocate("orders").segments
+        assert moved > 2
+        assert len(list(Path(harness.data).rglob("seg-*.data"))) < moved
+    assert harness.export_once().rows == 300
+    assert harness.table_rows() == before
+    harness.check()
+    assert not harness.reconcile().differing
 
 
 def test_a_commit_says_all_that_the_next_one_needs(harness: PipelineHarness) -> None:
