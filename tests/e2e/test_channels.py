@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.contract_http.server import Server
-from tests.kit.commands import Run, runner
+from tests.kit.commands import Run, runner, start_process
+from tests.kit.waiting import eventually
 
 from tidelog import errors
 from tidelog.api_types import error_from_wire
+from tidelog.channels import Presence, SubscriptionEnded
+from tidelog.cli.channel import _print_event
 from tidelog.cli.main import main
+from tidelog.cli.render import Screen
 from tidelog.client import Client, RemoteChannel
 from tidelog.server.errors import api_error_from
 
@@ -80,13 +85,62 @@ def test_channel_of_a_server_from_creation_to_deletion(run: Run, server: Server)
     assert json.loads(run("ls", "--json")[1])["channels"] == []
 
 
+def test_a_fifo_channel_and_its_settings(run: Run) -> None:
+    jobs = "!jobs@example.org"
+    assert run("create", jobs, "--user", ANN, "--set", "type=fifo", key="ann")[0] == 0
+    assert (
+        run("push", jobs, "--user", ANN, key="ann", stdin=b"one\ntwo\nthree\n")[1] == "wrote 3 records, seqs 1 to 3\n"
+    )
+    assert run("pop", jobs, "--user", ANN, "--max", "2", key="ann")[:2] == (0, "one\ntwo\n")
+    assert json.loads(run("clear", jobs, "--json")[1]) == {"channel": jobs, "cleared": 1}
+    assert run("pop", jobs, "--user", ANN, key="ann") == (0, "", "0 messages\n")
+    changed = json.loads(run("configure", jobs, "max_clients=7", "--json")[1])
+    assert (changed["changed"], changed["max_clients"]) == (["max_clients"], 7)
+    assert "max_clients: 7\n" in run("configure", jobs)[1]
+    assert "has these settings already" in run("configure", jobs, "max_clients=7")[1]
+
+
+def test_listen_prints_messages_and_events(server: Server, run: Run, tmp_path: Path) -> None:
+    assert run("create", ROOM, "--user", ANN, key="ann")[0] == 0
+    listener = start_process(
+        tmp_path, "channel", "listen", ROOM, "--server", url(server), "--key", "ann", "--limit", 1, "--json"
+    )
+
+    def has_heard() -> bool:  # the first messages may come before the subscription
+        assert run("publish", ROOM, "--user", ANN, key="ann", stdin=b"hello\n")[0] == 0
+        return listener.poll() is not None
+
+    eventually(has_heard)
+    out, _ = listener.communicate(timeout=60)
+    message = json.loads(out)
+    assert (message["payload"], message["sender"], listener.returncode) == ("hello", ANN, 0)
+    assert run("listen", ROOM, "--timeout", "0", key="ann") == (0, "", "")
+
+
+def test_events_as_they_are_printed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    joined = Presence("joined", ROOM, BOB, False, 5)
+    _print_event(joined, Screen(json=True))
+    _print_event(SubscriptionEnded(ROOM, "deleted", 7), Screen(json=True))
+    _print_event(joined, Screen(json=False))
+    sys.stdout.flush()
+    out, err = capfdbinary.readouterr()
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["joined", "ended"]
+    assert err.decode() == f"{BOB}: joined\n"
+
+
+def test_events_are_not_in_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["channel", "listen", str(tmp_path), ROOM]) == 2
+    assert "name its server" in capsys.readouterr().err
+
+
 def test_a_command_takes_a_directory_or_a_server(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    code, _, err = run("show", "data", ROOM)
-    assert (code, "CHANNEL --server URL" in err) == (2, True)
-    code, _, err = run("ls", "data")
-    assert (code, "one of the two" in err) == (2, True)
+    for words in (["show", "data", ROOM], ["ls", "data"]):
+        with pytest.raises(SystemExit, match="2"):
+            run(*words)
+        assert b"this takes --server http://127.0.0.1" in capsysbinary.readouterr().err
     for words in (["show", ROOM], ["ls"], ["show", "data", ROOM, "--key", "k"]):
-        assert main(["channel", *words]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main(["channel", *words])
     capsysbinary.readouterr()
 
 

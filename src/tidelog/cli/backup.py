@@ -9,14 +9,13 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from tidelog import backup
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
     add_command,
     add_group,
-    add_server_options,
     parse_age_ms,
     parse_count,
     parse_moment_us,
@@ -24,12 +23,11 @@ from tidelog.cli.command import (
     parse_positive_size,
 )
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
-from tidelog.cli.target import open_for_writing
-from tidelog.client import Client, RemoteDatabase
+from tidelog.cli.target import open_target
 from tidelog.clock import SystemClock
+from tidelog.database import Database
 from tidelog.errors import BadInput, Locked
 
-_SERVER_TIMEOUT_S = 24 * 3600.0
 _DESCRIPTION = """\
 A backup is a consistent copy of all topics, queues, routers, groups and channels at one moment, made while they are
 in use. TARGET is a directory, or an address such as s3://bucket/prefix; it holds the backups of one database.
@@ -56,6 +54,8 @@ def add(commands: Commands) -> None:
         verbs,
         "create",
         create,
+        DATABASE,
+        "TARGET",
         summary="make a backup",
         description="Back up a directory that no other process writes, or with --server the database of a server,\n"
         "which writes to a TARGET in its TIDELOG_BACKUP_TARGETS. On the same file system, files that never change\n"
@@ -64,7 +64,6 @@ def add(commands: Commands) -> None:
         "tidelog backup create data s3://bucket/backups --incremental\n"
         "tidelog backup create /mnt/backups --server http://127.0.0.1:4000",
     )
-    parser.add_argument("places", nargs="+", metavar="DIR TARGET", help="with --server only TARGET")
     parser.add_argument("--incremental", action="store_true", help="store only what changed since the newest backup")
     parser.add_argument("--copy", action="store_true", help="copy every file, also where it could be linked")
     parser.add_argument("--accept-damage", action="store_true", help="also back up files that do not verify")
@@ -74,7 +73,6 @@ def add(commands: Commands) -> None:
         metavar="SIZE",
         help="bytes a second, as 50m; not with --server",
     )
-    add_server_options(parser, "database")
     parser = add_command(
         verbs,
         "list",
@@ -159,19 +157,22 @@ def _moment(ms: int) -> str:
 def create(args: Namespace, screen: Screen) -> int:
     """Make a backup of a directory, or on a server."""
     options = {"incremental": args.incremental, "link": not args.copy, "accept_damage": args.accept_damage}
-    if len(args.places) != (1 if args.server else 2):
-        form = "TARGET --server URL" if args.server else "DIR TARGET"
-        raise BadInput(f"this takes {form}, not {' '.join(args.places)!r:.200}; nothing was done")
-    target = args.places[-1]
-    if args.server:
-        if args.rate:
-            raise BadInput("--rate is for a directory; nothing was done, leave it out")
-        with RemoteDatabase(Client(args.server, key=args.key, timeout_s=_SERVER_TIMEOUT_S)) as remote:
-            fields: dict[str, Any] = remote.backup(target, **options)._asdict()
-    else:
-        if args.key:
-            raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
-        fields = _create_here(args.places[0], target, {**options, "rate_bytes_per_s": args.rate}, screen)
+    if args.server and args.rate:
+        raise BadInput("--rate is for a directory; nothing was done, leave it out")
+    try:
+        with open_target(args, screen, write=True) as database, _progress(screen, "backing up") as bar:
+            if isinstance(database, Database):
+                info = database.backup(args.target, progress=bar, rate_bytes_per_s=args.rate, **options)
+            else:
+                info = database.backup(args.target, **options)
+    except Locked as error:
+        raise Locked(
+            f"{args.dir} is open in another process; no backup was made, ask its server: "
+            f"tidelog backup create {args.target} --server {error.server or 'URL'}",
+            pid=error.pid,
+            server=error.server,
+        ) from None
+    target, fields = args.target, info._asdict()
     screen.print_result({"target": target, **fields})
     if not screen.json:
         print(
@@ -181,19 +182,6 @@ def create(args: Namespace, screen: Screen) -> int:
         for line in fields["damaged"]:
             screen.print_note(f"damaged: {line}")
     return 1 if fields["damaged"] else 0
-
-
-def _create_here(directory: str, target: str, options: dict[str, Any], screen: Screen) -> dict[str, Any]:
-    try:
-        with open_for_writing(directory, screen) as database, _progress(screen, f"backing up {directory}") as bar:
-            return database.backup(target, progress=bar, **options)._asdict()
-    except Locked as error:
-        raise Locked(
-            f"{directory} is open in another process; no backup was made, ask its server: "
-            f"tidelog backup create {target} --server {error.server or 'URL'}",
-            pid=error.pid,
-            server=error.server,
-        ) from None
 
 
 def list_target(args: Namespace, screen: Screen) -> int:

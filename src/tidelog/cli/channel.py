@@ -4,7 +4,7 @@
     tidelog channel … CHANNEL --server URL      the server is the writer, and the command a client
 
 Commands that read open a directory beside a writer; commands that write lock it, and print their result after it is
-closed. A command uses a `Database` or a `RemoteDatabase`, which have the same methods. Without a user it acts as the
+closed. Without a user it acts as the
 operator: the owner of the files, or a key with the scope admin; a read uses the key's own user where the key has no
 such scope.
 """
@@ -14,52 +14,51 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from tidelog import protocols
 from tidelog.channels import (
     OPERATOR,
-    Channel,
+    ChannelEvent,
     ChannelInfo,
     HistoryPage,
     Message,
     Operator,
+    Presence,
 )
 from tidelog.channels.narwhal_data import export_narwhal, read_channels, write_channels
 from tidelog.channels.rules import ACL_KINDS, ChannelLimits
 from tidelog.cli import target
 from tidelog.cli.command import (
+    DATABASE,
     CommandFunction,
+    CommandParser,
     Commands,
+    Positional,
     add_command,
     add_group,
     add_line_options,
-    add_server_options,
     parse_moment_us,
     parse_positive,
+    parse_seconds,
     parse_setting,
 )
 from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, plural
-from tidelog.client import KEY_USER, RemoteChannel, RemoteDatabase
+from tidelog.client import KEY_USER, RemoteDatabase
 from tidelog.database import Database
-from tidelog.errors import ChannelNotFound, Error, Forbidden, NotPersistent, WrongType
+from tidelog.errors import BadInput, ChannelNotFound, Error, FifoEmpty, Forbidden, NotPersistent, WrongType
 
 T = TypeVar("T")
-AnyDatabase = Database | RemoteDatabase
-AnyChannel = Channel | RemoteChannel
-
-
-def channel_name(args: Namespace) -> str:
-    return target.target_name(args, "CHANNEL")
 
 
 def _user(name: str | None) -> str | Operator:
     return OPERATOR if name is None else name
 
 
-def _read(database: AnyDatabase, name: str, read: Callable[[AnyChannel], T]) -> T:
+def _read(database: protocols.Database, name: str, read: Callable[[protocols.Channel], T]) -> T:
     """Read a channel as the operator, or as the user of the key where the key has no scope admin."""
     try:
         return read(database.channel(name))
@@ -74,25 +73,27 @@ def _info_fields(info: ChannelInfo) -> dict[str, Any]:
     return {"channel": info.channel, "owner": info.owner, **config, "members": list(info.members)}
 
 
-def _local_rows(database: Database) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    rows = []
-    for name in database.channels.channel_names():
-        info = database.channel(name).state()
-        fields = {"channel": name, "type": info.config.type, "owner": info.owner, "members": len(info.members)}
-        rows.append(fields | _bounds_fields(database.channel(name)))
-    return rows, dict(database.channels.report.skipped)
+def _rows(database: protocols.Database) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return a row of each channel, and why others cannot be read."""
+    user: Any
+    if isinstance(database, RemoteDatabase):
+        listed, unreadable, user = database.channel_rows()
+    else:
+        assert isinstance(database, Database), "a directory"
+        states = [database.channel(name).state() for name in database.channels.channel_names()]
+        listed = [
+            {"channel": it.channel, "type": it.config.type, "owner": it.owner, "members": len(it.members)}
+            for it in states
+        ]
+        unreadable, user = dict(database.channels.report.skipped), OPERATOR
+    names = ("channel", "type", "owner", "members")
+    return [
+        {name: row[name] for name in names} | _bounds_fields(database.channel(row["channel"], user=user))
+        for row in listed
+    ], unreadable
 
 
-def _remote_rows(database: RemoteDatabase) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    listed, unreadable, user = database.channel_rows()
-    rows = []
-    for row in listed:
-        fields = {key: row[key] for key in ("channel", "type", "owner", "members")}
-        rows.append(fields | _bounds_fields(database.channel(row["channel"], user=user)))
-    return rows, unreadable
-
-
-def _bounds_fields(channel: AnyChannel) -> dict[str, Any]:
+def _bounds_fields(channel: protocols.Channel) -> dict[str, Any]:
     """The first and the last seq, or the reason why they cannot be read."""
     try:
         first, last = _bounds(channel)
@@ -101,7 +102,7 @@ def _bounds_fields(channel: AnyChannel) -> dict[str, Any]:
     return {"first_seq": first, "last_seq": last, "trouble": None}
 
 
-def _bounds(channel: AnyChannel) -> tuple[int | None, int | None]:
+def _bounds(channel: protocols.Channel) -> tuple[int | None, int | None]:
     """The first and the last seq; None for a queue, which has no history, and for members who may not read."""
     with suppress(WrongType, NotPersistent, Forbidden):
         return channel.bounds()
@@ -116,9 +117,8 @@ _PAYLOAD_BYTES_MAX = ChannelLimits().payload_bytes_max
 
 def ls(args: Namespace, screen: Screen) -> int:
     """List channels."""
-    target.check_one_target(args, "channels")
     with target.open_target(args, screen, write=False) as database:
-        channels, skipped = _local_rows(database) if isinstance(database, Database) else _remote_rows(database)
+        channels, skipped = _rows(database)
     troubles = [*skipped.values(), *(row["trouble"] for row in channels if row["trouble"])]
     if screen.json:
         screen.print_result({"channels": channels, "unreadable": skipped})
@@ -133,7 +133,7 @@ def ls(args: Namespace, screen: Screen) -> int:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Show one channel."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=False) as database:
         fields = _read(database, name, _describe)
     plain = {name: value for name, value in fields.items() if name not in ("members", "acl", "holes")}
@@ -145,7 +145,7 @@ def show(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _describe(channel: AnyChannel) -> dict[str, Any]:
+def _describe(channel: protocols.Channel) -> dict[str, Any]:
     info = channel.state()
     first, last = _bounds(channel)
     try:
@@ -157,7 +157,7 @@ def _describe(channel: AnyChannel) -> dict[str, Any]:
 
 def history(args: Namespace, screen: Screen) -> int:
     """Print messages."""
-    name, left = channel_name(args), args.limit
+    name, left = args.channel, args.limit
     first: int | None = args.first
     since_ms = None if args.since is None else args.since // 1000
     until_ms = None if args.until is None else args.until // 1000
@@ -177,7 +177,7 @@ def history(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _read_page(bounds: tuple[int | None, ...], channel: AnyChannel) -> HistoryPage:
+def _read_page(bounds: tuple[int | None, ...], channel: protocols.Channel) -> HistoryPage:
     first, last, since_ms, until_ms, limit = bounds
     return channel.history(first, last=last, since_ms=since_ms, until_ms=until_ms, limit=limit)
 
@@ -196,7 +196,7 @@ def _print_message(message: Message, screen: Screen) -> None:
 
 def create(args: Namespace, screen: Screen) -> int:
     """Create a channel that persists."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=True, create=True) as database:
         channel = database.channel(name, user=args.user)
         channel.join(**{"persist": True} | dict(args.settings))
@@ -208,7 +208,7 @@ def create(args: Namespace, screen: Screen) -> int:
 
 def join(args: Namespace, screen: Screen) -> int:
     """Make a user a member."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=True) as database:
         with suppress(Forbidden):  # users who may not read a channel learn that it exists
             _read(database, name, lambda channel: channel.state())  # joining must not create a channel
@@ -224,7 +224,7 @@ def join(args: Namespace, screen: Screen) -> int:
 
 def leave(args: Namespace, screen: Screen) -> int:
     """End a membership."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=True) as database:
         channel = database.channel(name, user=args.by or args.user)
         owner = channel.leave() if args.by is None else channel.kick(args.user)
@@ -235,7 +235,7 @@ def leave(args: Namespace, screen: Screen) -> int:
 
 def publish(args: Namespace, screen: Screen) -> int:
     """Publish a message a line of standard input."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=True) as database:
         next_seq = 1 if args.server else database.channel(name).bounds()[1] + 1
         acked = screen.acked = range(next_seq, next_seq)
@@ -247,13 +247,108 @@ def publish(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def configure(args: Namespace, screen: Screen) -> int:
+    """Show the settings of a channel, or change some of them."""
+    changes = dict(args.settings)
+    with target.open_target(args, screen, write=bool(changes)) as database:
+        channel = database.channel(args.channel, user=_user(args.user))
+        before = _info_fields(channel.state())
+        if changes:
+            channel.configure(**changes)
+        fields = _info_fields(channel.state())
+    changed = sorted(name for name in fields if fields[name] != before[name])
+    lines = [f"{name}: {before[name]} -> {fields[name]}" for name in changed]
+    if not changes:
+        hidden = ("channel", "owner", "members")
+        lines = [f"{name}: {'–' if value is None else value}" for name, value in fields.items() if name not in hidden]
+    screen.print_result({**fields, "changed": changed}, *(lines or [f"{args.channel} has these settings already"]))
+    return 0
+
+
+def push(args: Namespace, screen: Screen) -> int:
+    """Push a message a line of standard input to a fifo channel."""
+    acked = screen.acked = range(0)
+    with target.open_target(args, screen, write=True) as database:
+        channel = database.channel(args.channel, user=args.user)
+        for batch in _batches(args):
+            for payload in batch:
+                seq = channel.push(payload).seq
+                acked = screen.acked = range(acked.start if acked else seq, seq + 1)
+    line = describe_written(acked) if acked else "no message: standard input was empty"
+    screen.print_result({"channel": args.channel, **acked_fields(acked)}, line)
+    return 0
+
+
+def pop(args: Namespace, screen: Screen) -> int:
+    """Remove the oldest messages of a fifo channel and print them."""
+    count = 0
+    with target.open_target(args, screen, write=True) as database:
+        channel = database.channel(args.channel, user=args.user)
+        while count < args.max:
+            try:
+                message = channel.pop()
+            except FifoEmpty:
+                break
+            _print_message(message, screen)
+            screen.flush()  # what was removed has been printed, also where the next pop fails
+            count += 1
+    screen.print_note(plural(count, "message"))
+    return 0
+
+
+def clear(args: Namespace, screen: Screen) -> int:
+    """Drop the waiting messages of a fifo channel."""
+    with target.open_target(args, screen, write=True) as database:
+        count = database.channel(args.channel, user=_user(args.user)).clear()
+    screen.print_result({"channel": args.channel, "cleared": count}, f"{plural(count, 'message')} dropped")
+    return 0
+
+
+def listen(args: Namespace, screen: Screen) -> int:
+    """Print messages and presence events of a server's channel as they happen."""
+    if not args.server:
+        raise BadInput(
+            f"events are sent by the process that has {args.dir} open; nothing was done, name its server, or read "
+            "what was published with tidelog channel history"
+        )
+    left = args.limit
+    with (
+        target.open_target(args, screen, write=False) as database,
+        closing(database.channel(args.channel, user=args.user or KEY_USER).subscribe()) as subscription,
+        suppress(KeyboardInterrupt),
+    ):
+        while left is None or left > 0:
+            events = subscription.wait(args.timeout)[:left]
+            for event in events:
+                _print_event(event, screen)
+            screen.flush()
+            if not events or subscription.closed:
+                break
+            left = None if left is None else left - len(events)
+    return 0
+
+
+def _print_event(event: ChannelEvent, screen: Screen) -> None:
+    if isinstance(event, Message):
+        _print_message(event, screen)
+    elif screen.json:
+        kind = event.kind if isinstance(event, Presence) else "ended"
+        screen.write_data(json.dumps({"event": kind, **event._asdict()}).encode() + b"\n")
+    elif isinstance(event, Presence):
+        screen.flush()
+        screen.print_note(f"{event.user}: {event.kind}")
+    else:
+        screen.flush()
+        screen.print_note(f"the subscription ended: {event.reason}")
+
+
 def _batches(args: Namespace) -> Iterator[list[bytes]]:
     yield from (batch for batch in read_lines(stdin_source(), args.batch, _PAYLOAD_BYTES_MAX) if batch)
 
 
 def acl(args: Namespace, screen: Screen) -> int:
     """Show or change an access list."""
-    name, changes = channel_name(args), bool(args.add or args.remove)
+    name, changes = args.channel, bool(args.add or args.remove)
     with target.open_target(args, screen, write=changes) as database:
         channel = database.channel(name, user=_user(args.user))
         if changes:
@@ -267,7 +362,7 @@ def acl(args: Namespace, screen: Screen) -> int:
 
 def delete(args: Namespace, screen: Screen) -> int:
     """End a channel."""
-    name = channel_name(args)
+    name = args.channel
     with target.open_target(args, screen, write=True) as database:
         if not database.channel(name, user=_user(args.user)).delete():
             raise ChannelNotFound(name)
@@ -326,7 +421,7 @@ _DESCRIPTION = """\
 Members join a channel, the first one owns it, and all others receive what a member publishes. A channel
 that persists keeps its members, its access lists and its last messages.
 
-DIR is a directory that no server has open; --server URL (and --key) is for the channels of a server. There
+DATABASE is a directory that no server has open, or the URL of a server (with --key where it asks for one). There
 a user other than the key's own, and the operator, need the scope admin.
 
 names:
@@ -351,32 +446,45 @@ def add(commands: Commands) -> None:
     _add_lists(verbs)
     _add_members(verbs)
     _add_messages(verbs)
+    _add_queue(verbs)
     _add_administration(verbs)
     _add_narwhal(verbs)
 
 
 def _add_channel_command(
-    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
-) -> ArgumentParser:
+    subcommands: Commands,
+    name: str,
+    run: CommandFunction,
+    *positionals: Positional,
+    summary: str,
+    description: str,
+    examples: str,
+) -> CommandParser:
     """Add a command on one channel."""
-    parser = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    parser.add_argument("places", nargs="+", metavar="[DIR] CHANNEL")
-    add_server_options(parser, "channels")
-    return parser
+    return add_command(
+        subcommands,
+        name,
+        run,
+        DATABASE,
+        "CHANNEL",
+        *positionals,
+        summary=summary,
+        description=description,
+        examples=examples,
+    )
 
 
 def _add_lists(subcommands: Commands) -> None:
-    parser = add_command(
+    add_command(
         subcommands,
         "ls",
         ls,
+        DATABASE,
         summary="list channels",
         description="List the channels of a directory: type, owner, members, the first and the last message. One that\n"
         "cannot be read is named, and the exit code is 1. Reads only; a writer may be at work.",
         examples="tidelog channel ls data\ntidelog channel ls --server http://127.0.0.1:4000 --key s3cret",
     )
-    parser.add_argument("dir", nargs="?", metavar="DIR")
-    add_server_options(parser, "channels")
     _add_channel_command(
         subcommands,
         "show",
@@ -446,13 +554,78 @@ def _add_messages(subcommands: Commands) -> None:
     )
     _add_user_option(parser, "the member who publishes")
     add_line_options(parser, 100, "lines that share a sync")
+    parser = _add_channel_command(
+        subcommands,
+        "listen",
+        listen,
+        summary="print messages and events of a server's channel as they happen",
+        description="Print what is published from now on, as history prints it, and who joins, leaves or changes the\n"
+        "channel: as notes on standard error, or with --json as objects with a field event. Ctrl-C ends it. It\n"
+        "needs a server: only the process that has a directory open knows its members.",
+        examples="tidelog channel listen '!room@example.org' --server http://127.0.0.1:4000 --key s3cret",
+    )
+    parser.add_argument("--user", metavar="USER", help="a member; the user of the API key where it is left out")
+    parser.add_argument("--limit", type=parse_positive, metavar="N", help="end after so many messages and events")
+    parser.add_argument(
+        "--timeout", type=parse_seconds, metavar="S", help="end when nothing happened for this many seconds"
+    )
+
+
+def _add_queue(subcommands: Commands) -> None:
+    parser = _add_channel_command(
+        subcommands,
+        "push",
+        push,
+        summary="push messages from standard input to a fifo channel",
+        description="Push each line of standard input, without its newline, as one message, as the owner. The seqs\n"
+        "are printed when all is written.",
+        examples="printf 'one\\ntwo\\n' | tidelog channel push data '!jobs@example.org' --user ann@example.org",
+    )
+    _add_user_option(parser, "the owner, who pushes")
+    add_line_options(parser, 100, "lines read at a time")
+    parser = _add_channel_command(
+        subcommands,
+        "pop",
+        pop,
+        summary="remove the oldest messages of a fifo channel and print them",
+        description="Remove messages and print them, oldest first, as history does. No other pop returns them. Fewer "
+        "are\n"
+        "printed where the channel has fewer.",
+        examples="tidelog channel pop data '!jobs@example.org' --user ann@example.org --max 10",
+    )
+    _add_user_option(parser, "the member who pops")
+    parser.add_argument("--max", type=parse_positive, default=1, metavar="N", help="this many at most (1)")
+    parser = _add_channel_command(
+        subcommands,
+        "clear",
+        clear,
+        summary="drop the waiting messages of a fifo channel",
+        description="Drop every message that waits in a fifo channel, for good. Without --user it is the operator who "
+        "does.",
+        examples="tidelog channel clear data '!jobs@example.org'",
+    )
+    parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
 
 
 def _add_administration(subcommands: Commands) -> None:
     parser = _add_channel_command(
         subcommands,
+        "configure",
+        configure,
+        Positional("name=value...", parse_setting),
+        summary="show or change the settings of a channel",
+        description="Show the settings of a channel, or set those that are given and leave the others:\n"
+        "max_clients, max_payload_size, max_persist_messages, message_flush_interval (ms), persist.\n"
+        "Without --user it is the operator who changes them.",
+        examples="tidelog channel configure data '!room@example.org'\n"
+        "tidelog channel configure data '!room@example.org' max_clients=50 message_flush_interval=0",
+    )
+    parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")
+    parser = _add_channel_command(
+        subcommands,
         "acl",
         acl,
+        Positional("KIND", choices=ACL_KINDS),
         summary="show or change who may join, publish or read",
         description="Show an access list, or change it with --add and --remove: users (user@domain) or whole domains. "
         "An\n"
@@ -461,7 +634,6 @@ def _add_administration(subcommands: Commands) -> None:
         examples="tidelog channel acl data '!room@example.org' publish\n"
         "tidelog channel acl data '!room@example.org' publish --add ann@example.org --add example.net",
     )
-    parser.add_argument("kind", choices=ACL_KINDS)
     for option, text in (("--add", "let this user or domain; repeatable"), ("--remove", "take it off; repeatable")):
         parser.add_argument(option, action="append", default=[], metavar="NAME", help=text)
     parser.add_argument("--user", metavar="USER", help="the owner who does it; the operator where it is left out")

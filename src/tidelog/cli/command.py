@@ -2,26 +2,121 @@
 
 Every command has a summary, a description, worked examples and `--json`. A `parse_` function turns one argument into
 one value; on an error it says what would have been right, and argparse prints that and exits with 2.
+
+A command whose first positional argument is DATABASE works on a directory or on a server:
+
+    tidelog topic ls data                                 args.dir = "data"
+    tidelog topic ls http://127.0.0.1:4000                args.server = "http://127.0.0.1:4000"
+    tidelog topic ls --server http://127.0.0.1:4000       the same
+    TIDELOG_SERVER=http://127.0.0.1:4000 tidelog topic ls the same, for as long as no directory is given
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from threading import Event
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from tidelog.addresses import SERVER_SCHEMES, scheme_of
 from tidelog.cli.render import Screen
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
+Commands: TypeAlias = "_SubParsersAction[CommandParser]"
 CommandFunction: TypeAlias = Callable[[Namespace, Screen], int]
+
+DATABASE = "DATABASE"
+SERVER_VARIABLE, KEY_VARIABLE = "TIDELOG_SERVER", "TIDELOG_KEY"
+
+
+class Positional(NamedTuple):
+    """A positional argument after DATABASE: `TOPIC`, `[TOPIC]` (optional), or `name=value ...` (any number)."""
+
+    metavar: str
+    parse: Callable[[str], Any] = str
+    choices: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return "settings" if self.is_setting else self.metavar.strip("[]").lower()
+
+    @property
+    def is_optional(self) -> bool:
+        return self.metavar.startswith("[")
+
+    @property
+    def is_setting(self) -> bool:
+        return self.metavar.endswith("...")
+
+
+class CommandParser(ArgumentParser):
+    """A parser that divides positional arguments into the database and the rest, wherever options stand among them."""
+
+    positionals: Sequence[Positional] | None = None  # after DATABASE; None: the command has no database
+    names_no_database: Callable[[list[str]], bool] | None = None  # for words that mean something else: `args.others`
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        parsed, extras = super().parse_known_args(args, namespace)
+        if self.positionals is None:
+            return parsed, extras
+        words = [*parsed.words_given, *(word for word in extras if word[:1] != "-")]
+        del parsed.words_given
+        parsed.others = words if self.names_no_database is not None and self.names_no_database(words) else []
+        if not parsed.others:
+            self._assign(parsed, words)
+        return parsed, [word for word in extras if word[:1] == "-"]
+
+    def _assign(self, parsed: Namespace, words: list[str]) -> None:
+        """Set `dir` or `server`, `api_key`, and the arguments after the database."""
+        assert self.positionals is not None, "the caller has looked"
+        settings: list[str] = []
+        if any(each.is_setting for each in self.positionals):
+            while len(words) > 1 and "=" in words[-1]:
+                settings.insert(0, words.pop())
+        named = [each for each in self.positionals if not each.is_setting]
+        required = sum(not each.is_optional for each in named)
+        parsed.dir = None
+        if words and scheme_of(words[0]) in SERVER_SCHEMES:
+            if parsed.server:
+                self.error(f"the server is named twice, by {words[0]} and by --server {parsed.server}")
+            parsed.server = words.pop(0)
+        elif not parsed.server and len(words) <= required and os.environ.get(SERVER_VARIABLE):
+            parsed.server = os.environ[SERVER_VARIABLE]
+        elif not parsed.server:
+            if not words:
+                self.error(f"name a database: a directory, the URL of a server, --server or {SERVER_VARIABLE}")
+            parsed.dir = words.pop(0)
+        if not required <= len(words) <= len(named):
+            given = " ".join([*([parsed.dir] if parsed.dir else []), *words])
+            where = f"--server {parsed.server}" if parsed.server else "DIR"
+            form = " ".join([where, *(each.metavar for each in self.positionals)])
+            self.error(f"this takes {form}, not {given!r:.200}")
+        if parsed.server:
+            parsed.api_key = parsed.api_key or os.environ.get(KEY_VARIABLE)
+        elif parsed.api_key:
+            self.error("an API key is for a server; leave it out, or name a server")
+        for each, word in zip(named, [*words, *[None] * len(named)], strict=False):
+            setattr(parsed, each.name, None if word is None else self._parse(each, word))
+        for each in self.positionals:
+            if each.is_setting:
+                parsed.settings = [self._parse(each, word) for word in settings]
+
+    def _parse(self, positional: Positional, word: str) -> Any:
+        if positional.choices and word not in positional.choices:
+            self.error(f"argument {positional.metavar}: {word!r} is none of {', '.join(positional.choices)}")
+        try:
+            return positional.parse(word)
+        except ArgumentTypeError as error:
+            self.error(f"argument {positional.metavar}: {error}")
 
 
 def add_group(commands: Commands, name: str, *, summary: str, description: str, first_steps: str) -> Commands:
@@ -36,12 +131,14 @@ def add_command(
     subcommands: Commands,
     name: str,
     run: CommandFunction,
-    *positionals: str,
+    *positionals: str | Positional,
     summary: str,
     description: str,
     examples: str,
-) -> ArgumentParser:
-    """Add a command with these positional arguments (`DIR` becomes `args.dir`); `examples` has one per line."""
+    key_option: str = "--key",
+) -> CommandParser:
+    """Add a command with these positional arguments (`TOPIC` becomes `args.topic`); `examples` has one per line. With
+    DATABASE as the first, also the options that name a server. `key_option`: beside `--api-key`, if it is free."""
     lines = examples.splitlines()
     shown = "".join(f"  $ {line}\n" for line in lines)
     parser = subcommands.add_parser(
@@ -52,17 +149,28 @@ def add_command(
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    for metavar in positionals:
-        parser.add_argument(metavar.lower(), metavar=metavar)
+    given = [Positional(each) if isinstance(each, str) else each for each in positionals]
+    if given and given[0].metavar == DATABASE:
+        _add_database(parser, given[1:], key_option)
+        given = []
+    for each in given:
+        parser.add_argument(each.name, metavar=each.metavar)
     parser.add_argument("--json", action="store_true", help="answer in JSON; errors too, on standard error")
     return parser
 
 
-def add_server_options(parser: ArgumentParser, things: str) -> None:
-    """Add `--server` and `--key` for `things` (queues, channels) of a server."""
-    help_text = f"the {things} of a server, as http://127.0.0.1:4000; no DIR then"
-    parser.add_argument("--server", metavar="URL", help=help_text)
-    parser.add_argument("--key", help="a key of that server, where it asks for one")
+def _add_database(parser: CommandParser, positionals: Sequence[Positional], key_option: str) -> None:
+    parser.positionals = positionals
+    parser.usage = " ".join(["%(prog)s [options] [DATABASE]", *(each.metavar for each in positionals)])
+    parser.add_argument(
+        "words_given",
+        nargs="*",
+        metavar=DATABASE,
+        help="a directory, or the URL of a server; left out with --server and with TIDELOG_SERVER",
+    )
+    parser.add_argument("--server", metavar="URL", help=f"a server, as http://127.0.0.1:4000 ({SERVER_VARIABLE})")
+    names = ["--api-key", *([key_option] if key_option else [])]
+    parser.add_argument(*names, dest="api_key", metavar="KEY", help=f"a key of that server ({KEY_VARIABLE})")
 
 
 def add_dry_run(parser: ArgumentParser) -> None:

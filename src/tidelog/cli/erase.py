@@ -1,6 +1,6 @@
-"""`tidelog erase …`: remove records and their bytes from a directory, and verify the receipts.
+"""`tidelog erase …`: remove records and their bytes from a database, and verify the receipts.
 
-`tidelog erase DIR TOPIC` is short for `tidelog erase run DIR TOPIC`. `run` locks the directory; `ls` and `verify` work
+`tidelog erase DIR TOPIC` is short for `tidelog erase run DIR TOPIC`. `run` locks a directory; `ls` and `verify` work
 beside a writer and change nothing.
 """
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from tidelog.cli.command import Commands, add_command, add_group, parse_seqs
+from tidelog.cli.command import DATABASE, Commands, add_command, add_group, parse_seqs
 from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, plural
-from tidelog.cli.target import open_for_reading, open_for_writing
+from tidelog.cli.target import open_target, target_place
+from tidelog.database import Database
 from tidelog.disk.durability import read_file
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine.erase import ErasureReceipt
@@ -35,14 +36,13 @@ def run(args: Namespace, screen: Screen) -> int:
     """Erase records and print the receipt."""
     if (args.match is None) == (args.seqs is None):
         raise BadInput("no records are selected, or twice; nothing was erased, give --match or --seqs")
-    with open_for_writing(args.dir, screen) as log, screen.progress_bar("erasing", total=1) as show:
-        receipt = log.erase(
-            args.topic,
-            match=args.match,
-            seqs=args.seqs,
-            actor=args.actor,
-            progress=lambda _, done, total: show(done, total),
-        )
+    if args.server and args.actor:
+        raise BadInput("a server records the API key as the actor; nothing was erased, leave --actor out")
+    with open_target(args, screen, write=True) as log, screen.progress_bar("erasing"):
+        if isinstance(log, Database):
+            receipt = log.erase(args.topic, match=args.match, seqs=args.seqs, actor=args.actor)
+        else:
+            receipt = log.erase(args.topic, match=args.match, seqs=args.seqs)
     selected = receipt.records + receipt.records_before
     screen.print_result(
         _receipt_fields(receipt),
@@ -74,10 +74,10 @@ def _receipt_fields(receipt: ErasureReceipt) -> dict[str, Any]:
 
 def ls(args: Namespace, screen: Screen) -> int:
     """List the receipts."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         receipts = log.erasures()
     screen.print_result(
-        {"path": args.dir, "receipts": [_receipt_fields(each) for each in receipts]},
+        {"path": target_place(args), "receipts": [_receipt_fields(each) for each in receipts]},
         titles=(">receipt", "time (UTC)", "topic", ">records", ">files", "actor", "SHA-256"),
         rows=[
             [
@@ -99,12 +99,14 @@ def ls(args: Namespace, screen: Screen) -> int:
 def verify(args: Namespace, screen: Screen) -> int:
     """Walk the chain of receipts and say which row was changed."""
     kept = None if args.receipt is None else _read_receipt(args.receipt)
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         found = log.verify_erasures(kept)
     if not found.ok and not screen.json:
-        raise Damaged(f"{args.dir}: " + "; ".join(found.problems) + "; nothing was changed, restore the gap log")
+        raise Damaged(
+            f"{target_place(args)}: " + "; ".join(found.problems) + "; nothing was changed, restore the gap log"
+        )
     screen.print_result(
-        {"path": args.dir, "receipts": found.receipts, "ok": found.ok, "problems": list(found.problems)},
+        {"path": target_place(args), "receipts": found.receipts, "ok": found.ok, "problems": list(found.problems)},
         f"{plural(found.receipts, 'receipt')}, every one as it was written",
     )
     return 0 if found.ok else 1
@@ -134,7 +136,7 @@ def add(commands: Commands) -> None:
         subcommands,
         "run",
         run,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="erase records by tag or seq",
         description="Erase the records with a tag, or of some seqs, and print the receipt. Records that were deleted\n"
@@ -143,12 +145,12 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--match", metavar="TAG", help="a tag, or the beginning of a tag and *")
     parser.add_argument("--seqs", type=parse_seqs, metavar="N,N…", help="these seqs")
-    parser.add_argument("--actor", help="who erases, for the receipt")
+    parser.add_argument("--actor", help="who erases, for the receipt; on a server that is the API key")
     add_command(
         subcommands,
         "ls",
         ls,
-        "DIR",
+        DATABASE,
         summary="list the receipts",
         description="List the receipts of the gap log, oldest first. Works beside a writer, and only reads.",
         examples="tidelog erase ls data",
@@ -157,7 +159,7 @@ def add(commands: Commands) -> None:
         subcommands,
         "verify",
         verify,
-        "DIR",
+        DATABASE,
         summary="verify the chain of receipts",
         description="Walk the chain of receipts in the gap log and say which row was changed, removed or inserted.\n"
         "Exits with 1 if one was.",

@@ -1,8 +1,8 @@
-"""`tidelog group …`: consumer groups of a topic on disk.
+"""`tidelog group …`: consumer groups of a topic.
 
-`ls` and `show` work beside a writer, the others lock the directory; `--dry-run` prints the effect of a move before.
+`ls` and `show` work beside a writer, the others lock a directory; `--dry-run` prints the effect of a move before.
 
-`tidelog gaps`: the gap log of a directory: which records were removed, and why. Works beside a writer.
+`tidelog gaps`: the gap log of a database: which records were removed, and why. Works beside a writer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from typing import Any
 
+from tidelog import protocols
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
+    Positional,
     add_command,
     add_dry_run,
     add_group,
@@ -22,10 +25,9 @@ from tidelog.cli.command import (
     parse_size,
 )
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
-from tidelog.cli.target import open_for_reading, open_for_writing
+from tidelog.cli.target import open_target
 from tidelog.cli.topic import gap_line
-from tidelog.database import Database
-from tidelog.engine import GapEntry, Group, GroupState, Preview, timestamp_ms
+from tidelog.engine import GapEntry, GroupState, Preview, timestamp_ms
 from tidelog.errors import GroupNotFound
 
 _DESCRIPTION = """\
@@ -55,7 +57,7 @@ def add(commands: Commands) -> None:
         verbs,
         "ls",
         ls,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="list the groups of a topic",
         description="List the groups of a topic: where each stands, what it has still to read and how old that is.",
@@ -65,7 +67,7 @@ def add(commands: Commands) -> None:
         verbs,
         "show",
         show,
-        "DIR",
+        DATABASE,
         "TOPIC",
         "GROUP",
         summary="show one group",
@@ -76,9 +78,10 @@ def add(commands: Commands) -> None:
         verbs,
         "commit",
         commit,
-        "DIR",
+        DATABASE,
         "TOPIC",
         "GROUP",
+        Positional("SEQ", parse_count),
         summary="say that everything up to a seq was dealt with",
         description="Move a group forward; it is made where there is none. A seq beyond the head and one before the "
         "last\n"
@@ -86,45 +89,44 @@ def add(commands: Commands) -> None:
         examples="tidelog group commit data orders billing 1000\n"
         "tidelog group commit data orders billing 2000 --expect 1000",
     )
-    parser.add_argument("seq", metavar="SEQ", type=parse_count)
     parser.add_argument("--expect", type=parse_count, metavar="N", help="only if it is at this seq now")
     add_dry_run(parser)
     parser = add_command(
         verbs,
         "reset",
         reset,
-        "DIR",
+        DATABASE,
         "TOPIC",
         "GROUP",
+        Positional("TO", parse_position),
         summary="move a group to any position",
-        description="Move a group to a seq (which counts as processed), to a time, before the earliest record, or\n"
-        "after the latest.",
+        description="Move a group to a seq (which counts as processed), to a time (ISO 8601), before the earliest\n"
+        "record, or after the latest.",
         examples="tidelog group reset data orders billing earliest --dry-run\n"
         "tidelog group reset data orders billing 500\n"
         "tidelog group reset data orders billing 2026-01-31T12:00:00Z",
     )
-    parser.add_argument("to", metavar="TO", type=parse_position, help="earliest, latest, a seq, or an ISO 8601 time")
     add_dry_run(parser)
     parser = add_command(
         verbs,
         "hold",
         hold,
-        "DIR",
+        DATABASE,
         "TOPIC",
         "GROUP",
+        Positional("BYTES", parse_size),
         summary="let retention spare what a group has not read",
         description="Let caps and age spare what a group has not read yet, as long as no more than so many live bytes "
         "are\n"
         "kept for it. Past that the hold is broken, and they go on. 0: no hold.",
         examples="tidelog group hold data orders billing 64m",
     )
-    parser.add_argument("bytes", metavar="BYTES", type=parse_size)
     add_dry_run(parser)
     parser = add_command(
         verbs,
         "drop",
         drop,
-        "DIR",
+        DATABASE,
         "TOPIC",
         "GROUP",
         summary="forget a group",
@@ -178,7 +180,7 @@ def _format_hold(state: GroupState) -> str:
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a group."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         states = [each.state() for each in log.topic(args.topic, create=False).groups()]
     screen.print_result(
         {"topic": args.topic, "groups": [state_fields(state) for state in states]},
@@ -191,13 +193,13 @@ def ls(args: Namespace, screen: Screen) -> int:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Everything about one group."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         state = _existing_group(log, args).state()
     _print_state(args, screen, state)
     return 0
 
 
-def _existing_group(log: Database, args: Namespace) -> Group:
+def _existing_group(log: protocols.Database, args: Namespace) -> protocols.Group:
     found = log.topic(args.topic, create=False).group(args.group)
     if not found.exists:
         raise GroupNotFound(args.topic, args.group)
@@ -216,11 +218,11 @@ def _print_state(args: Namespace, screen: Screen, state: GroupState, **more: Any
 def commit(args: Namespace, screen: Screen) -> int:
     """Move a group forward."""
     if args.dry_run:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             look = log.topic(args.topic, create=False).group(args.group).would_commit(args.seq, expect=args.expect)
         _print_preview(args, screen, look)
         return 0
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         moved = log.topic(args.topic, create=False).group(args.group)
         moved.commit(args.seq, expect=args.expect)
         state = moved.state()
@@ -231,10 +233,10 @@ def commit(args: Namespace, screen: Screen) -> int:
 def reset(args: Namespace, screen: Screen) -> int:
     """Move a group anywhere, and say what that means."""
     if args.dry_run:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             _print_preview(args, screen, _existing_group(log, args).preview(args.to))
         return 0
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         moved = _existing_group(log, args)
         look = moved.preview(args.to)
         moved.reset(look.to)
@@ -259,11 +261,11 @@ def _print_preview(args: Namespace, screen: Screen, preview: Preview) -> None:
 def hold(args: Namespace, screen: Screen) -> int:
     """Set how much may be kept for a group."""
     if args.dry_run:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             state = log.topic(args.topic, create=False).group(args.group).state()
         _print_state(args, screen, state._replace(hold_bytes=args.bytes), dry_run=True)
         return 0
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         held = log.topic(args.topic, create=False).group(args.group)
         held.hold(args.bytes)
         state = held.state()
@@ -273,7 +275,7 @@ def hold(args: Namespace, screen: Screen) -> int:
 
 def drop(args: Namespace, screen: Screen) -> int:
     """Forget a group."""
-    with open_for_reading(args.dir, screen) if args.dry_run else open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=not args.dry_run) as log:
         gone = _existing_group(log, args)
         position = gone.position
         if not args.dry_run:
@@ -293,7 +295,8 @@ def add_gaps(commands: Commands) -> None:
         commands,
         "gaps",
         gaps,
-        "DIR",
+        DATABASE,
+        "[TOPIC]",
         summary="what was removed, when, by whom and why",
         description="Print the gap log, oldest first: one entry for everything that was removed of a topic,\n"
         "also of one that was dropped since.\n"
@@ -305,7 +308,6 @@ def add_gaps(commands: Commands) -> None:
         "  lost            damage that an operator accepted",
         examples="tidelog gaps data\ntidelog gaps data orders --since 2026-01-31T12:00:00Z --json",
     )
-    parser.add_argument("topic", metavar="TOPIC", nargs="?")
     parser.add_argument("--since", type=parse_moment_us, metavar="T", help="only removals at this time or later")
     parser.add_argument("--limit", type=parse_positive, metavar="N", help="this many rows at most")
 
@@ -314,7 +316,7 @@ def gaps(args: Namespace, screen: Screen) -> int:
     """Print rows of the gap log; with --json one object a line."""
     since_ms = None if args.since is None else args.since // 1000
     rows: list[GapEntry] = []
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         after_seq, left = 0, args.limit or 1 << 62
         while left:
             page = log.gaps(args.topic, since_ms, min(left, _PAGE_ROWS), after_seq=after_seq)

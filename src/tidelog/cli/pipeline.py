@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cli.backup import parse_topic_seq
 from tidelog.cli.command import (
@@ -31,9 +31,12 @@ from tidelog.cli.command import (
     stop_event,
 )
 from tidelog.cli.doctor import describe_location, finding_fields, finding_row
-from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
+from tidelog.cli.render import Screen, format_bytes, format_seqs, plural, render_bar
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from tidelog.pipelines import Exported
 
 
 @contextmanager
@@ -79,6 +82,12 @@ def export(args: Namespace, screen: Screen) -> int:
             progress=bar,
             **spark,
         )
+    print_exported(args, screen, done)
+    return 0
+
+
+def print_exported(args: Namespace, screen: Screen, done: Exported) -> None:
+    """Print what an export has written."""
     fields = {**done._asdict(), "hash": f"{done.hash:016x}", "table": args.table}
     wrote = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}, {plural(done.commits, 'commit')}"
     screen.print_result(fields, f"{args.table}: {wrote}; it stands for {args.topic} up to seq {done.stop - 1}")
@@ -94,7 +103,6 @@ def export(args: Namespace, screen: Screen) -> int:
                 ("hash", f"{done.hash:016x}"),
             ],
         )
-    return 0
 
 
 _BAR_CHARS: Final = 24
@@ -249,7 +257,7 @@ def _backfilled_rows(done: Any) -> list[tuple[str, str]]:
 
 def stats(args: Namespace, screen: Screen) -> int:
     from tidelog import addresses, pipelines
-    from tidelog.pipelines.stats_job import render_bar, save_plot
+    from tidelog.pipelines.stats_job import save_plot
 
     if args.plot:
         args.plot = addresses.local_directory(args.plot, "--plot")
@@ -462,7 +470,7 @@ def _add_spark_options(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="of the server, where it asks for one")
 
 
-def _add_storage_options(parser: ArgumentParser) -> None:
+def add_storage_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--storage-option",
         dest="storage_options",
@@ -527,7 +535,7 @@ def _add_export(subcommands: Commands) -> None:
     parser.add_argument(
         "--on-gap", choices=("fail", "skip"), default="fail", help="records lost before they were read (fail)"
     )
-    _add_storage_options(parser)
+    add_storage_options(parser)
     _add_spark_options(parser)
 
 
@@ -546,7 +554,7 @@ def _add_reconcile(subcommands: Commands) -> None:
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
         parser.add_argument(name, metavar=about)
     parser.add_argument("--repair", action="store_true", help="make ranges again that differ")
-    _add_storage_options(parser)
+    add_storage_options(parser)
     _add_spark_options(parser)
 
 
@@ -595,7 +603,7 @@ def _add_backfill(subcommands: Commands) -> None:
         "--table-format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)"
     )
     parser.add_argument("--target-key", help="of the server that is written to")
-    _add_storage_options(parser)
+    add_storage_options(parser)
     _add_spark_options(parser)
 
 
@@ -615,7 +623,7 @@ def _add_status(subcommands: Commands) -> None:
     )
     parser.add_argument("where", metavar="WHERE")
     parser.add_argument("tables", metavar="TABLE", nargs="+")
-    _add_storage_options(parser)
+    add_storage_options(parser)
     parser.add_argument("--key", help="of the server, where it asks for one")
 
 
@@ -657,7 +665,7 @@ def _add_erase(subcommands: Commands) -> None:
     parser.add_argument("--match", metavar="TAG", help="a tag, or the beginning of a tag and *")
     parser.add_argument("--seqs", type=parse_seqs, metavar="N,N…", help="these seqs")
     parser.add_argument("--actor", help="who erases, for the receipt")
-    _add_storage_options(parser)
+    add_storage_options(parser)
     _add_spark_options(parser)
 
 

@@ -1,9 +1,7 @@
 """`tidelog queue …`: commands on the queues of a directory or of a server.
 
-    tidelog queue … DIR QUEUE               this process is the writer, or a reader beside one
-    tidelog queue … QUEUE --server URL      the server is the writer, and the command a client
-
-A command uses a `Database` or a `RemoteDatabase`, which have the same methods.
+tidelog queue … DIR QUEUE               this process is the writer, or a reader beside one
+tidelog queue … QUEUE --server URL      the server is the writer, and the command a client
 """
 
 from __future__ import annotations
@@ -15,14 +13,15 @@ from typing import Any
 
 import msgspec
 
-from tidelog.cli import target
+from tidelog import protocols
 from tidelog.cli.command import (
+    DATABASE,
     CommandFunction,
+    CommandParser,
     Commands,
     add_command,
     add_group,
     add_line_options,
-    add_server_options,
     parse_age_ms,
     parse_count,
     parse_moment_us,
@@ -33,18 +32,13 @@ from tidelog.cli.log import read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, plural
 from tidelog.cli.target import open_target
 from tidelog.cli.topic import parse_json_lines
-from tidelog.client import RemoteQueue
 from tidelog.engine import EngineConfig
-from tidelog.engine.queues import AckResult, Job, Queue, parse_lease_token
+from tidelog.engine.queues import AckResult, Job, parse_lease_token
 from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
 from tidelog.errors import BadInput
 
 
-def queue_name(args: Namespace) -> str:
-    return target.target_name(args, "QUEUE")
-
-
-def _queue_fields(queue: Queue | RemoteQueue, name: str) -> dict[str, Any]:
+def _queue_fields(queue: protocols.Queue, name: str) -> dict[str, Any]:
     state, counts = queue.topic.state(), queue.counts()
     return {
         "queue": name,
@@ -81,7 +75,6 @@ _COUNT_FIELDS = ("ready", "in_flight", "dead_lettered")
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a queue."""
-    target.check_one_target(args, "queues")
     with open_target(args, screen, write=False) as database:
         names = [state.topic for state in database.topics(args.prefix) if state.config.type == "queue"]
         states = [_queue_fields(database.queue(name, create=False), name) for name in names]
@@ -105,7 +98,7 @@ def ls(args: Namespace, screen: Screen) -> int:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Show the jobs and the lease settings of a queue."""
-    name = queue_name(args)
+    name = args.queue
     with open_target(args, screen, write=False) as database:
         state = _queue_fields(database.queue(name, create=False), name)
     config = state["config"]
@@ -131,7 +124,7 @@ def show(args: Namespace, screen: Screen) -> int:
 
 def put(args: Namespace, screen: Screen) -> int:
     """Write each line of standard input as a job."""
-    name = queue_name(args)
+    name = args.queue
     if args.delay_ms is not None and args.at_us is not None:
         raise BadInput("a job has --at or --delay, not both; nothing was written")
     run_at_ms = None if args.at_us is None else args.at_us // 1000
@@ -157,7 +150,7 @@ def put(args: Namespace, screen: Screen) -> int:
 
 def claim(args: Namespace, screen: Screen) -> int:
     """Lease jobs and print them."""
-    name = queue_name(args)
+    name = args.queue
     with open_target(args, screen, write=True) as database:
         queue = database.queue(name, create=False)
         jobs = queue.claim(args.node, args.max, args.lease_ms)
@@ -174,7 +167,7 @@ def claim(args: Namespace, screen: Screen) -> int:
 
 def ack(args: Namespace, screen: Screen) -> int:
     """Ack jobs."""
-    name = queue_name(args)
+    name = args.queue
     with open_target(args, screen, write=True) as database:
         done = database.queue(name, create=False).ack(args.node, args.seqs, _lease_ids(args))
     return _print_settled(screen, name, "acked", done)
@@ -182,7 +175,7 @@ def ack(args: Namespace, screen: Screen) -> int:
 
 def nack(args: Namespace, screen: Screen) -> int:
     """Nack jobs."""
-    name = queue_name(args)
+    name = args.queue
     with open_target(args, screen, write=True) as database:
         done = database.queue(name, create=False).nack(args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
     return _print_settled(screen, name, "nacked", done)
@@ -218,7 +211,7 @@ def _print_settled(screen: Screen, name: str, verb: str, result: AckResult) -> i
 
 def history(args: Namespace, screen: Screen) -> int:
     """Print the history of jobs, oldest first."""
-    name = queue_name(args)
+    name = args.queue
     # Reading the history writes its last steps, so a directory is opened for writing.
     with open_target(args, screen, write=True) as database:
         steps = database.queue(name, create=False).history().read(args.first, args.limit)
@@ -253,7 +246,7 @@ def _format_job_seqs(step: dict[str, Any]) -> str:
 
 def redrive(args: Namespace, screen: Screen) -> int:
     """Move dead letters back into their queues."""
-    name = queue_name(args)
+    name = args.topic
     with open_target(args, screen, write=True) as database:
         moved, queues, skipped = database.topic(name, create=False).redrive(
             to=args.to, match=args.match, limit=args.limit, rate=args.rate
@@ -271,7 +264,7 @@ _DESCRIPTION = """\
 A queue is a topic whose records are jobs. A claim gives a node a lease on a job. An ack removes the job; a
 nack, or the end of the lease, makes it ready again. Every job is delivered at least once.
 
-DIR is a directory that no server has open; --server URL (and --key) is for the queues of a server.
+DATABASE is a directory that no server has open, or the URL of a server (with --key where it asks for one).
   deliveries   how often a job was handed out; after max_deliveries it goes to the dead_letter topic
   priority     higher goes first; --at and --delay keep a job back until its time
 Settings are those of the topic: tidelog topic config DIR QUEUE lease_ms=30s max_deliveries=5 dead_letter=dead
@@ -303,12 +296,6 @@ def add(commands: Commands) -> None:
     _add_history(verbs)
 
 
-def add_target(parser: ArgumentParser, metavar: str = "QUEUE") -> None:
-    """Add the arguments that name a queue."""
-    parser.add_argument("places", nargs="+", metavar=f"[DIR] {metavar}")
-    add_server_options(parser, "queues")
-
-
 def _add_queue_command(
     subcommands: Commands,
     name: str,
@@ -318,10 +305,10 @@ def _add_queue_command(
     description: str,
     examples: str,
     metavar: str = "QUEUE",
-) -> ArgumentParser:
-    parser = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
-    add_target(parser, metavar)
-    return parser
+) -> CommandParser:
+    return add_command(
+        subcommands, name, run, DATABASE, metavar, summary=summary, description=description, examples=examples
+    )
 
 
 def _add_lists(subcommands: Commands) -> None:
@@ -329,15 +316,14 @@ def _add_lists(subcommands: Commands) -> None:
         subcommands,
         "ls",
         ls,
+        DATABASE,
         summary="list queues",
         description="List queues: how many jobs can be claimed, how many are in flight, how many went to the dead "
         "letters.\n"
         "Reads only; a writer may be at work, and what it has leased in memory is not seen from outside.",
         examples="tidelog queue ls data\ntidelog queue ls --server http://127.0.0.1:4000 --prefix mail.",
     )
-    parser.add_argument("dir", nargs="?", metavar="DIR")
     parser.add_argument("--prefix", default="", metavar="P", help="only queues whose name begins so")
-    add_server_options(parser, "queues")
     _add_queue_command(
         subcommands,
         "show",

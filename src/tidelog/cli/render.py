@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import numpy as np
 
 from tidelog.commitlog import Damage, RecoveryReport, SegmentInfo
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import BadInput
 
 if TYPE_CHECKING:  # rich is imported when a table or a bar is drawn: most commands print one line
     from rich.console import Console
@@ -150,6 +152,31 @@ def build_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
+def write_new_file(path: str, chunks: Iterable[bytes], on_written: Callable[[int], object] | None = None) -> None:
+    """Write chunks to a file that does not exist yet; remove it after an error. `on_written` is called with the bytes
+    written so far."""
+    disk = PosixDisk()
+    try:
+        file = disk.open(path, "create")
+    except FileExistsError:
+        raise BadInput(f"{path} exists; nothing was written, choose another name") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error}; nothing was written, choose another place") from None
+    pos = 0
+    try:
+        for chunk in chunks:
+            file.write(pos, chunk)
+            pos += len(chunk)
+            if on_written is not None:
+                on_written(pos)
+        file.sync()
+    except BaseException:
+        disk.remove(path)
+        raise
+    finally:
+        file.close()
+
+
 # ── formats ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -198,6 +225,17 @@ def format_time_range(first_us: int | None, last_us: int | None) -> str:
         str(np.datetime64(ts_us, "us").astype("datetime64[s]")).replace("T", " ") for ts_us in (first_us, last_us)
     )
     return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
+
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def render_bar(value: float, max_value: float, width: int) -> str:
+    """Draw a bar in eighths of a character; every value above 0 has at least one."""
+    if max_value <= 0 or value <= 0:
+        return ""
+    eighths = max(round(value / max_value * width * 8), 1)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
 # ── findings ──────────────────────────────────────────────────────────────────────────────────────

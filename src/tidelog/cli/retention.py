@@ -8,18 +8,17 @@ from typing import Any
 import msgspec
 
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
     add_command,
     add_group,
-    add_server_options,
     parse_age_ms,
     parse_count,
     parse_size,
 )
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
-from tidelog.cli.target import check_one_target, open_target
+from tidelog.cli.target import open_target
 from tidelog.engine import EvictedRange, RetentionPreview
-from tidelog.errors import BadInput
 
 _DESCRIPTION = """\
 Retention evicts the oldest records of a topic: by age (ttl_ms), by number (cap_records), by size (cap_bytes).
@@ -43,6 +42,8 @@ def add(commands: Commands) -> None:
         verbs,
         "simulate",
         simulate,
+        DATABASE,
+        "[TOPIC]",
         summary="what other limits would evict, and who has not read it",
         description="Say which records of a topic, or of all topics, would go if these limits were set now, which\n"
         "consumer groups have not read them, and whose hold would break. A limit that is not given is the topic's\n"
@@ -51,8 +52,6 @@ def add(commands: Commands) -> None:
         "tidelog retention simulate data --ttl 7d --json\n"
         "tidelog retention simulate --server http://127.0.0.1:4000 orders --cap-bytes 10g",
     )
-    parser.add_argument("places", nargs="*", metavar="DIR [TOPIC]", help="the directory, and one topic of it")
-    add_server_options(parser, "topics")
     parser.add_argument("--cap-records", type=parse_count, metavar="N", help="at most so many records; 0: no cap")
     parser.add_argument("--cap-bytes", type=parse_size, metavar="SIZE", help="at most so many bytes; 0: no cap")
     parser.add_argument("--ttl", type=parse_age_ms, metavar="TIME", help="none older than 30s, 12h, 7d; 0s: any age")
@@ -60,21 +59,16 @@ def add(commands: Commands) -> None:
 
 def simulate(args: Namespace, screen: Screen) -> int:
     """Print what would go, topic by topic."""
-    places = list(args.places)
-    args.dir = None if args.server or not places else places.pop(0)
-    check_one_target(args, "topics")
-    if len(places) > 1:
-        raise BadInput(f"this takes one topic, not {' '.join(places)!r:.200}; nothing was done")
     limits = {"cap_records": args.cap_records, "cap_bytes": args.cap_bytes, "ttl_ms": args.ttl}
     with open_target(args, screen, write=False) as log:
-        names = places or [state.topic for state in log.topics()]
+        names = [args.topic] if args.topic else [state.topic for state in log.topics()]
         found = [log.topic(name, create=False).simulate_retention(**limits) for name in names]
     if screen.json:
         for preview in found:
             screen.print_result(preview_fields(preview))
         return 0
     for preview in found:
-        if preview.records or preview.groups or places:
+        if preview.records or preview.groups or args.topic:
             _print_preview(preview, screen)
     records, size = sum(preview.records for preview in found), sum(preview.bytes for preview in found)
     total = f"{plural(records, 'record')}, {format_bytes(size)} of {plural(len(found), 'topic')}"

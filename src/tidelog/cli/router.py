@@ -1,4 +1,4 @@
-"""`tidelog router …`: which topics are passed on to which, looked at and changed without a server."""
+"""`tidelog router …`: which topics are passed on to which, in a directory or on a server."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from argparse import BooleanOptionalAction, Namespace
 from typing import Any
 
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
     add_command,
     add_group,
 )
 from tidelog.cli.render import Screen, plural
-from tidelog.cli.target import open_for_reading, open_for_writing
+from tidelog.cli.target import open_target, target_place
 from tidelog.engine.routing.router import GUARANTEES, RouterState
 from tidelog.errors import RouterNotFound
 
@@ -34,15 +35,15 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `router` group to the command line."""
-    short = "routers on disk: which topics are passed on to which"
+    short = "routers: which topics are passed on to which"
     verbs = add_group(commands, "router", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
     parser = add_command(
         verbs,
         "ls",
         ls,
-        "DIR",
+        DATABASE,
         summary="list routers",
-        description="List the routers of a directory, and how many records each has passed on. Reads only.",
+        description="List the routers of a database, and how many records each has passed on. Reads only.",
         examples="tidelog router ls data\ntidelog router ls data --source orders --json",
     )
     parser.add_argument("--prefix", default="", metavar="P", help="only routers whose name begins so")
@@ -52,7 +53,7 @@ def add(commands: Commands) -> None:
         verbs,
         "show",
         show,
-        "DIR",
+        DATABASE,
         "ROUTER",
         summary="show one router",
         description="Show what a router passes on, and how. Reads only; a writer may be at work.",
@@ -63,7 +64,7 @@ def add(commands: Commands) -> None:
         verbs,
         "drop",
         drop,
-        "DIR",
+        DATABASE,
         "ROUTER",
         summary="stop passing on",
         description="Drop a router after it has passed on the current records of its source. Copies stay.",
@@ -76,7 +77,7 @@ def _add_add_command(subcommands: Commands) -> None:
         subcommands,
         "add",
         add_router,
-        "DIR",
+        DATABASE,
         "ROUTER",
         "SOURCE",
         "DEST",
@@ -105,9 +106,9 @@ def router_fields(state: RouterState) -> dict[str, Any]:
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a router."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         states = log.routers(args.prefix, args.source, args.dest)
-    screen.print_result({"path": args.dir, "routers": [router_fields(state) for state in states]})
+    screen.print_result({"path": target_place(args), "routers": [router_fields(state) for state in states]})
     if screen.json:
         return 0
     if states:
@@ -123,7 +124,7 @@ def _format_filter(state: RouterState) -> str:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Everything about one router."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         state = log.find_router(args.router)
     if state is None:
         raise RouterNotFound(args.router)
@@ -143,7 +144,7 @@ def _print_router(state: RouterState, screen: Screen) -> int:
 
 
 def add_router(args: Namespace, screen: Screen) -> int:
-    with open_for_writing(args.dir, screen, create=True) as log:
+    with open_target(args, screen, write=True, create=True) as log:
         state = log.router(
             args.router,
             args.source,
@@ -159,7 +160,7 @@ def add_router(args: Namespace, screen: Screen) -> int:
 
 
 def drop(args: Namespace, screen: Screen) -> int:
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         if not log.drop_router(args.router):
             raise RouterNotFound(args.router)
     screen.print_result({"router": args.router, "dropped": True})

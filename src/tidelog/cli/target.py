@@ -1,4 +1,4 @@
-"""The target of a command: `DIR NAME`, opened here, or `NAME --server URL`, on a server.
+"""The database of a command: a directory, opened here, or a server. Both have the methods of `protocols.Database`.
 
 Opening for writing creates a missing directory. Only the first write wants that: a mistyped path must not become an
 empty directory of topics. One process writes; readers work beside it and see the state at the time they open it.
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import tidelog
+from tidelog import protocols
 from tidelog.addresses import check_path
 from tidelog.cli.render import Screen
-from tidelog.client import Client, RemoteDatabase
+from tidelog.client import connect
 from tidelog.commitlog.codecs import guess_codec
-from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import manifest
 from tidelog.engine.context import TOPICS_DIR, WAL_DIR
@@ -102,36 +102,34 @@ def wal_bytes(path: str) -> int:
     return sum(stat.size for _, stat in iter_wal_files(PosixDisk(), path) if stat is not None)
 
 
-def target_name(args: Namespace, metavar: str) -> str:
-    """Return the name on the command line, and set `args.dir`: without a server a directory comes first."""
-    places: list[str] = list(args.places)
-    if len(places) != (1 if args.server else 2):
-        form = f"{metavar} --server URL" if args.server else f"DIR {metavar}"
-        raise BadInput(f"this takes {form}, not {' '.join(places)!r:.200}; nothing was done")
-    args.dir = None if args.server else places[0]
-    return places[-1]
+def target_place(args: Namespace) -> str:
+    """Return the directory or the URL of a command, for messages and results."""
+    place: str = args.server or args.dir
+    return place
 
 
-def check_one_target(args: Namespace, things: str) -> None:
-    """Raise unless the command line names either a directory or a server."""
-    if bool(args.dir) == bool(args.server):
-        raise BadInput(f"{things} are in a DIR or on a --server, one of the two; nothing was done")
+def target_words(args: Namespace, *words: str) -> str:
+    """Return how the same database is named in another command: `data orders`, or `orders --server URL`."""
+    return " ".join([*words, "--server", args.server] if args.server else [args.dir, *words])
 
 
 @contextmanager
 def open_target(
-    args: Namespace, screen: Screen, *, write: bool, create: bool = False
-) -> Iterator[Database | RemoteDatabase]:
-    """Open the directory or the server that the command line names. Everything is durable when the block ends."""
+    args: Namespace, screen: Screen, *, write: bool, create: bool = False, **settings: Any
+) -> Iterator[protocols.Database]:
+    """Open the database that the command line names; `settings` are those of `tidelog.open`. Everything is durable when
+    the block ends. A command that only reads works beside a writer of the directory."""
     if args.server:
-        with RemoteDatabase(Client(args.server, key=args.key)) as remote:
+        if settings:
+            raise BadInput(
+                f"{', '.join(sorted(settings))} can be set for a directory only: the settings of a server are its own; "
+                "nothing was done"
+            )
+        with connect(args.server, key=args.api_key) as remote:
             yield remote
-        return
-    if args.key:
-        raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
-    if write:
-        with open_for_writing(args.dir, screen, create=create) as log:
-            yield log
+    elif write:
+        with open_for_writing(args.dir, screen, create=create, **settings) as database:
+            yield database
     else:
-        with open_for_reading(args.dir, screen) as log:
-            yield log
+        with open_for_reading(args.dir, screen, **settings) as database:
+            yield database

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
-from urllib.parse import quote
 
-from tidelog.cli.command import Commands, add_command, add_group, add_server_options
+from tidelog.cli.command import DATABASE, Commands, add_command, add_group
 from tidelog.cli.render import Screen, format_bytes, plural
-from tidelog.cli.target import check_one_target, open_for_reading, open_for_writing
-from tidelog.client import Client
+from tidelog.cli.target import open_for_reading, open_target, target_place
 from tidelog.engine.tiers import Moved
-from tidelog.errors import BadInput
 
 _DESCRIPTION = """\
 Old segments of topics can move to a cold store: another directory, or a bucket. A server or a program that is
@@ -43,7 +40,7 @@ def add(commands: Commands) -> None:
         examples="tidelog tier status data\ntidelog tier status data --segments --topic orders --json\n"
         "tidelog tier status --server http://127.0.0.1:4000",
     )
-    parser.add_argument("--segments", action="store_true", help="list every sealed segment; for a DIR")
+    parser.add_argument("--segments", action="store_true", help="list every sealed segment")
     parser = _add(
         verbs,
         "relocate",
@@ -55,7 +52,7 @@ def add(commands: Commands) -> None:
         "--keep 0\ntidelog tier relocate --server http://127.0.0.1:4000 --topic orders",
     )
     parser.add_argument("--keep", type=int, metavar="N", help="so many of the newest sealed segments stay on the disk")
-    parser.add_argument("--compression", choices=("none", "zstd"), default="none", help="of objects; for a DIR")
+    parser.add_argument("--compression", choices=("none", "zstd"), help="of objects; for a directory (none)")
     parser = _add(
         verbs,
         "recall",
@@ -72,32 +69,25 @@ def add(commands: Commands) -> None:
         claim,
         summary="take the cold store from another copy of this database",
         description="A copy of a directory names the same objects. Only the directory that holds the claim may write "
-        "and delete\nin the store; this gives the claim to DIR.",
+        "and delete\nin the store; this gives the claim to DATABASE.",
         examples="tidelog tier claim data",
     )
 
 
 def _add(verbs: Commands, name: str, run: Any, *, summary: str, description: str, examples: str) -> ArgumentParser:
-    parser = add_command(verbs, name, run, summary=summary, description=description, examples=examples)
-    parser.add_argument("dir", metavar="DIR", nargs="?")
-    parser.add_argument("--cold", metavar="ADDRESS", help="the cold store; without it, the one that DIR used last")
+    parser = add_command(verbs, name, run, DATABASE, summary=summary, description=description, examples=examples)
+    parser.add_argument(
+        "--cold", metavar="ADDRESS", help="the cold store of a directory; without it, the one it used last"
+    )
     parser.add_argument("--topic", metavar="TOPIC", help="of this topic only")
-    add_server_options(parser, "segments")
     return parser
 
 
 def status(args: Namespace, screen: Screen) -> int:
     """Print totals, and one line a segment with --segments."""
-    check_one_target(args, "segments")
-    places: list[dict[str, Any]] = []
-    if args.server:
-        with Client(args.server, key=args.key) as client:
-            fields = client.get("/v0/tiers")
-    else:
-        with open_for_reading(args.dir, screen, **_settings(args)) as log:
-            fields = log.tier_status()._asdict()
-            if args.segments:
-                places = [place._asdict() for place in log.segment_places(args.topic)]
+    with open_target(args, screen, write=False, **_settings(args)) as log:
+        fields = log.tier_status()._asdict()
+        places = [place._asdict() for place in log.segment_places(args.topic)] if args.segments else []
     screen.print_result({**fields, **({"segments": places} if args.segments else {})})
     if screen.json:
         return 0
@@ -117,34 +107,24 @@ def status(args: Namespace, screen: Screen) -> int:
 
 def relocate(args: Namespace, screen: Screen) -> int:
     """Move segments to the store, and print how many."""
-    check_one_target(args, "segments")
-    if args.server:
-        body = {} if args.keep is None else {"keep_segments": args.keep}
-        return _print_remote(args, screen, "relocate", body, "moved to the cold store")
-    settings = {**_settings(args, writes=True), "cold_compression": args.compression}
-    with open_for_writing(args.dir, screen, **settings) as log:
+    compression = {} if args.compression is None else {"cold_compression": args.compression}
+    with open_target(args, screen, write=True, **_settings(args, writes=True), **compression) as log:
         return _print_moved(args, screen, log.relocate(args.topic, keep_segments=args.keep), "moved to the cold store")
 
 
 def recall(args: Namespace, screen: Screen) -> int:
     """Bring segments back, and print how many."""
-    check_one_target(args, "segments")
-    if args.server:
-        body = {"first_seq": args.first} | ({} if args.last is None else {"last_seq": args.last})
-        return _print_remote(args, screen, "recall", body, "recalled")
-    with open_for_writing(args.dir, screen, **_settings(args, writes=True)) as log:
+    with open_target(args, screen, write=True, **_settings(args, writes=True)) as log:
         moved = log.recall(args.topic, first_seq=args.first, last_seq=args.last)
         return _print_moved(args, screen, moved, "recalled")
 
 
 def claim(args: Namespace, screen: Screen) -> int:
     """Take the claim on the store."""
-    check_one_target(args, "segments")
-    if args.server:
-        raise BadInput("a claim is taken by a directory; nothing was done, stop the server and name its DIR")
-    with open_for_writing(args.dir, screen, **_settings(args, writes=True)) as log:
+    with open_target(args, screen, write=True, **_settings(args, writes=True)) as log:
         log.claim_cold_store()
-        screen.print_result({"path": args.dir, "store": log.tier_status().store}, f"{args.dir} holds the claim")
+        place, store = target_place(args), log.tier_status().store
+        screen.print_result({"path": place, "store": store}, f"{place} holds the claim")
     return 0
 
 
@@ -152,20 +132,11 @@ def _settings(args: Namespace, *, writes: bool = False) -> dict[str, Any]:
     """The settings for an open. A command that moves segments needs the store, also the one that DIR used last."""
     if args.cold is not None:
         return {"cold": args.cold}
-    if not writes:
+    if args.server or not writes:
         return {}
     with open_for_reading(args.dir, Screen(json=False)) as log:
         store = log.tier_status().store
     return {} if store is None else {"cold": store}
-
-
-def _print_remote(args: Namespace, screen: Screen, verb: str, body: dict[str, Any], done: str) -> int:
-    if args.topic is None:
-        raise BadInput("of a server, segments move topic by topic; nothing was done, name one with --topic")
-    with Client(args.server, key=args.key) as client:
-        result = client.post(f"/v0/topics/{quote(args.topic, safe='')}/{verb}", body, retry_safe=True)
-    failed = tuple((args.topic, row["base"], row["reason"]) for row in result["failed"])
-    return _print_moved(args, screen, Moved(result["segments"], result["bytes"], failed), done)
 
 
 def _print_moved(args: Namespace, screen: Screen, moved: Moved, done: str) -> int:
@@ -174,5 +145,5 @@ def _print_moved(args: Namespace, screen: Screen, moved: Moved, done: str) -> in
     for row in failed:
         screen.print_note(f"{row['topic']}: segment {row['first_seq']} was not moved: {row['reason']}")
     text = f"{plural(moved.segments, 'segment')} {done}, {format_bytes(moved.bytes)}"
-    screen.print_result({"path": args.dir, **fields, "failed": failed}, text)
+    screen.print_result({"path": target_place(args), **fields, "failed": failed}, text)
     return 2 if failed else 0

@@ -1,7 +1,7 @@
-"""`tidelog topic …`: commands on the topics of a directory.
+"""`tidelog topic …`: commands on the topics of a directory or of a server.
 
 `ls`, `show`, `read`, `latest`, `cat-record` and `follow` work beside a writer and change nothing. `write`, `delete`,
-`drop`, `config`, `compact`, `seal`, `rewrite` and `checkpoint` lock the directory. Only `write` creates a missing
+`drop`, `config`, `compact`, `seal`, `rewrite` and `checkpoint` lock a directory. Only `write` creates a missing
 topic. A result is printed after the directory is closed, so it is durable in every class.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, get_args
@@ -17,8 +17,11 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 import numpy as np
 
+from tidelog import protocols
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
+    Positional,
     add_command,
     add_dry_run,
     add_group,
@@ -30,8 +33,17 @@ from tidelog.cli.command import (
     parse_setting,
 )
 from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
-from tidelog.cli.render import Screen, bytes_field, format_bytes, format_seqs, format_time, format_time_range, plural
-from tidelog.cli.target import check_holds_topics, open_for_reading, open_for_writing, wal_bytes
+from tidelog.cli.render import (
+    Screen,
+    bytes_field,
+    format_bytes,
+    format_seqs,
+    format_time,
+    format_time_range,
+    plural,
+    write_new_file,
+)
+from tidelog.cli.target import open_target, target_place, target_words, wal_bytes
 from tidelog.clock import SystemClock
 from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
@@ -42,20 +54,18 @@ from tidelog.engine import (
     LatestRecord,
     Page,
     Record,
-    Topic,
     TopicConfig,
     TopicInfo,
     manifest,
 )
 from tidelog.engine.config import ADDED, OWN, Durability
 from tidelog.engine.large_read import LargeData
-from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import BadInput, BatchTooLarge, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import lazy_compute as pc
 
 _PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
 _STREAM_CHUNK_BYTES = 1 << 20
-_POLL_S = 0.2
+_POLL_S, _SERVER_POLL_S = 0.2, 20.0  # a reader of a directory has to look; a server answers as soon as it can
 _encode = msgspec.json.Encoder().encode
 
 # What happens to an acknowledged record.
@@ -72,11 +82,11 @@ DURABILITY_MEANING = {
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a topic."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         states = log.topics(args.prefix, after=args.after, limit=args.limit)
     total = sum(state.count for state in states)
     screen.print_result(
-        {"path": args.dir, "topics": [state_fields(state) for state in states]},
+        {"path": target_place(args), "topics": [state_fields(state) for state in states]},
         titles=("topic", "class", ">records", ">bytes", ">earliest", ">head", ">lost up to"),
         rows=[_topic_row(state) for state in states],
         after=[f"{plural(len(states), 'topic')}, {plural(total, 'record')}"],
@@ -111,16 +121,18 @@ def state_fields(state: TopicInfo) -> dict[str, Any]:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Show one topic: its records, its segments, and what an ack means."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         topic = log.topic(args.topic, create=False)
         state = topic.state()
         newest = topic.read(state.head_seq - 1).records[-1:] if state.count else []
-        segments = segments_of(args.dir, topic.id)
+        listed = topic.segments()
+        segments = listed.segments
     last = format_time(newest[0].ts_ms * 1000) if newest else None
-    last_in_segments = segments[-1].stop - 1 if segments else 0
-    waiting, in_wal = state.head_seq - last_in_segments, list[str]()
+    waiting, in_wal = listed.head_seq - listed.tail_from_seq, list[str]()
     if waiting > 0 and state.config.durability != "ephemeral":
-        in_wal = [f"{plural(waiting, 'seq')} from {last_in_segments + 1} on are in the WAL until the next checkpoint"]
+        in_wal = [
+            f"{plural(waiting, 'seq')} from {listed.tail_from_seq + 1} on are in the WAL until the next checkpoint"
+        ]
     config = msgspec.json.decode(state.config.to_json())
     screen.print_result(
         {
@@ -154,31 +166,25 @@ def _describe_missing(state: TopicInfo) -> list[str]:
     return lines
 
 
-def segments_of(path: str, topic_id: int) -> Sequence[SegmentRow]:
-    """The segments that the newest snapshot names."""
-    rows = manifest.load_newest(PosixDisk(), path).manifest.topics
-    return next((row.segments for row in rows if row.id == topic_id), ())
-
-
-def _segment_row(row: SegmentRow) -> list[str]:
+def _segment_row(row: protocols.Segment) -> list[str]:
     return [
         str(row.base),
         str(row.stop - 1),
         "sealed" if row.sealed else "growing",
         format_bytes(row.size),
-        f"{row.live:,}",
+        f"{row.live_records:,}",
         format_time_range(row.first_ts * 1000, row.last_ts * 1000),
     ]
 
 
-def _segment_fields(row: SegmentRow) -> dict[str, Any]:
+def _segment_fields(row: protocols.Segment) -> dict[str, Any]:
     return {
         "first_seq": row.base,
         "last_seq": row.stop - 1,
         "sealed": row.sealed,
         "generation": row.generation,
         "data_bytes": row.size,
-        "live": row.live,
+        "live": row.live_records,
         "first_ts": format_time(row.first_ts * 1000),
         "last_ts": format_time(row.last_ts * 1000),
     }
@@ -190,7 +196,7 @@ def _segment_fields(row: SegmentRow) -> dict[str, Any]:
 def read(args: Namespace, screen: Screen) -> int:
     """Print records, a page at a time, and account for every seq of the range."""
     cursor, left, counts = args.first, args.limit, Counts()
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         topic = log.topic(args.topic, create=False)
         while True:
             page = topic.read(cursor, min(left or _PAGE_RECORDS, _PAGE_RECORDS), **_read_options(args))
@@ -275,7 +281,7 @@ def record_fields(record: Record) -> dict[str, Any]:
 
 def cat_record(args: Namespace, screen: Screen) -> int:
     """Print the data of one record, of any size, or write it to a file."""
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         topic = log.topic(args.topic, create=False)
         with topic.open_record(args.seq) as reader:
             size, xxh3 = len(reader), reader.xxh3
@@ -286,7 +292,7 @@ def cat_record(args: Namespace, screen: Screen) -> int:
                 screen.flush()
                 return 0
             with screen.progress_bar(f"reading record {args.seq}", total=size) as bar:
-                _write_new_file(args.output, chunks, lambda done: bar(done, size))
+                write_new_file(args.output, chunks, lambda done: bar(done, size))
     screen.print_result(
         {"topic": args.topic, "seq": args.seq, "bytes": size, "xxh3": xxh3, "output": args.output},
         f"wrote {format_bytes(size)} of record {args.seq} to {args.output}, XXH3-64 {xxh3}",
@@ -294,38 +300,14 @@ def cat_record(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _write_new_file(path: str, chunks: Iterable[bytes], on_written: Callable[[int], None]) -> None:
-    """Write chunks to a file that does not exist yet; remove it after an error."""
-    disk = PosixDisk()
-    try:
-        file = disk.open(path, "create")
-    except FileExistsError:
-        raise BadInput(f"{path} exists; nothing was written, choose another name") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error}; nothing was written, choose another place") from None
-    pos = 0
-    try:
-        for chunk in chunks:
-            file.write(pos, chunk)
-            pos += len(chunk)
-            on_written(pos)
-        file.sync()
-    except BaseException:
-        disk.remove(path)
-        raise
-    finally:
-        file.close()
-
-
 # ── follow ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def follow(args: Namespace, screen: Screen) -> int:
     """Print records as another process writes them, until the keyboard or --timeout ends it."""
-    check_holds_topics(args.dir)
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         topic = log.topic(args.topic, create=False)
-        if topic.config.durability == "ephemeral":
+        if args.dir and topic.config.durability == "ephemeral":
             screen.print_note(f"{args.topic} is ephemeral: its records never leave the process that writes them")
         try:
             _follow_topic(log, topic, args, screen)
@@ -334,8 +316,9 @@ def follow(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) -> None:
+def _follow_topic(log: protocols.Database, topic: protocols.Topic, args: Namespace, screen: Screen) -> None:
     clock, cursor, wanted = SystemClock(), args.first, _read_options(args)
+    poll_s = _SERVER_POLL_S if args.server else _POLL_S
     since_ms = clock.monotonic_ms()
     while True:
         page = topic.read(cursor, _PAGE_RECORDS, **wanted)
@@ -346,11 +329,11 @@ def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) 
         if page.next_from_seq != cursor:
             cursor, since_ms = page.next_from_seq, clock.monotonic_ms()
             continue
-        left_s = _POLL_S if args.timeout is None else args.timeout - (clock.monotonic_ms() - since_ms) / 1000
+        left_s = poll_s if args.timeout is None else args.timeout - (clock.monotonic_ms() - since_ms) / 1000
         if left_s <= 0:
             return
         try:
-            topic.read(cursor, 1, timeout=min(_POLL_S, left_s))
+            topic.read(cursor, 1, timeout=min(poll_s, left_s))
         except TopicNotFound:
             again = _reopen_topic(log, args.topic)  # raises unless it was created again
             if again.epoch != topic.epoch:
@@ -359,13 +342,14 @@ def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) 
             topic = again
 
 
-def _reopen_topic(log: Database, name: str) -> Topic:
-    with suppress(Unavailable):  # the writer was faster; the next poll tries again
-        log.refresh()
+def _reopen_topic(log: protocols.Database, name: str) -> protocols.Topic:
+    if isinstance(log, Database):
+        with suppress(Unavailable):  # the writer was faster; the next poll tries again
+            log.refresh()
     return log.topic(name, create=False)
 
 
-def _restart_recreated(topic: Topic, args: Namespace, screen: Screen) -> int:
+def _restart_recreated(topic: protocols.Topic, args: Namespace, screen: Screen) -> int:
     """Report a topic that was dropped and created again, and start at its beginning."""
     state = topic.state()
     gap = Gap(1, state.head_seq, "recreated", max(state.head_seq, 1), state.earliest_seq, state.head_seq)
@@ -400,7 +384,7 @@ def write(args: Namespace, screen: Screen) -> int:
     """Write a record a line of standard input, or one record with --stream."""
     if args.stream is not None:
         return _write_stream(args, screen)
-    with open_for_writing(args.dir, screen, create=args.create) as log:
+    with open_target(args, screen, write=True, create=args.create) as log:
         topic = _topic_to_write(log, args)
         durability, next_seq = topic.config.durability, topic.head_seq + 1
         acked = screen.acked = range(next_seq, next_seq)
@@ -413,12 +397,13 @@ def write(args: Namespace, screen: Screen) -> int:
                     screen.flush()
                 elif not sys.stdin.isatty():  # a bar would write over what a person types
                     bar(len(acked), None)
-    meant = [f"class {durability}: {ACK_MEANING[durability]}"] if acked else []
+    meaning = _ack_meaning(args, durability)
+    meant = [f"class {durability}: {meaning}"] if acked else []
     if args.acks:
         for line in (describe_written(acked), *meant):
             screen.print_note(line)
     else:
-        fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": ACK_MEANING[durability]}
+        fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": meaning}
         screen.print_result(fields, describe_written(acked), *meant)
     return 0
 
@@ -439,7 +424,7 @@ def _write_stream(args: Namespace, screen: Screen) -> int:
         except OSError as error:
             raise BadInput(f"{args.stream} cannot be read: {error}; nothing was written, check the path") from None
         chunks = (file.read(pos, _STREAM_CHUNK_BYTES) for pos in range(0, total, _STREAM_CHUNK_BYTES))
-    with open_for_writing(args.dir, screen, create=args.create) as log:
+    with open_target(args, screen, write=True, create=args.create) as log:
         topic = _topic_to_write(log, args)
         durability = topic.config.durability
         with screen.progress_bar(f"writing to {args.topic}", total=total) as bar:
@@ -452,12 +437,18 @@ def _write_stream(args: Namespace, screen: Screen) -> int:
                     bar(done, total)
 
             acked = screen.acked = topic.append_stream(counted(), tag=args.tag, node=args.node, key=args.key).seqs
-    fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": ACK_MEANING[durability]}
-    screen.print_result(fields, describe_written(acked), f"class {durability}: {ACK_MEANING[durability]}")
+    meaning = _ack_meaning(args, durability)
+    fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": meaning}
+    screen.print_result(fields, describe_written(acked), f"class {durability}: {meaning}")
     return 0
 
 
-def _topic_to_write(log: Database, args: Namespace) -> Topic:
+def _ack_meaning(args: Namespace, durability: str) -> str:
+    """What the acks of a write mean now. A directory has been closed since, a server goes on."""
+    return DURABILITY_MEANING[durability] if args.server else ACK_MEANING[durability]
+
+
+def _topic_to_write(log: protocols.Database, args: Namespace) -> protocols.Topic:
     """Open the topic to write to, or create it with --create."""
     try:
         topic = log.topic(args.topic, create=False)
@@ -468,7 +459,8 @@ def _topic_to_write(log: Database, args: Namespace) -> Topic:
     if args.durability not in (None, topic.config.durability):
         raise BadInput(
             f"{args.topic} has class {topic.config.durability}, and --class is for a topic that is made; nothing was "
-            f"written, leave it out or first: tidelog topic config {args.dir} {args.topic} durability={args.durability}"
+            f"written, leave it out or first: tidelog topic config {target_words(args, args.topic)} "
+            f"durability={args.durability}"
         )
     return topic
 
@@ -527,11 +519,11 @@ def delete(args: Namespace, screen: Screen) -> int:
     if args.match is None and args.before is None and args.seqs is None:
         raise BadInput("no records are selected; nothing was deleted, give --match, --before or --seqs")
     if args.dry_run:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             topic = log.topic(args.topic, create=False)
             gone = would_delete(topic, match=args.match, before_seq=args.before, seqs=args.seqs)
     else:
-        with open_for_writing(args.dir, screen) as log:
+        with open_target(args, screen, write=True) as log:
             topic = log.topic(args.topic, create=False)
             before = topic.bytes
             done = topic.delete(match=args.match, before_seq=args.before, seqs=args.seqs)
@@ -553,7 +545,9 @@ def delete(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seqs: list[int] | None) -> DeleteSummary:
+def would_delete(
+    topic: protocols.Topic, *, match: str | None, before_seq: int | None, seqs: list[int] | None
+) -> DeleteSummary:
     """Compute the effect of `Topic.delete` by reading every record."""
     if seqs is not None and (match is not None or before_seq is not None):
         raise BadInput("--seqs stands by itself, without --match and --before; nothing was deleted")
@@ -581,9 +575,9 @@ def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seq
 def drop(args: Namespace, screen: Screen) -> int:
     """Remove a topic and all its records, after a confirmation."""
     if not args.yes and not args.if_empty:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             _confirm(args.topic, log.topic(args.topic, create=False).count, screen)
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         count = log.topic(args.topic, create=False).count
         log.drop(args.topic, if_empty=args.if_empty)
     screen.print_result({"topic": args.topic, "records": count}, f"dropped {args.topic} with {plural(count, 'record')}")
@@ -605,7 +599,7 @@ def config(args: Namespace, screen: Screen) -> int:
     """Show a topic's settings, or change some of them."""
     fields = dict(args.settings)
     if not fields:
-        with open_for_reading(args.dir, screen) as log:
+        with open_target(args, screen, write=False) as log:
             now = _config_fields(log.topic(args.topic, create=False).config)
         screen.print_result(now)
         if not screen.json:
@@ -613,7 +607,7 @@ def config(args: Namespace, screen: Screen) -> int:
             rows = [(name, _format_value(value), "" if value == plain[name] else "set") for name, value in now.items()]
             screen.print_table(("setting", "value", ""), rows)
         return 0
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         topic = log.topic(args.topic, create=False)
         before, count = _config_fields(topic.config), topic.count
         topic = log.topic(args.topic, create=False, **fields)
@@ -643,12 +637,12 @@ def _format_value(value: object) -> str:
 
 def seal(args: Namespace, screen: Screen) -> int:
     """Seal the active segment; the next record starts another."""
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         topic = log.topic(args.topic, create=False)
-        known = {row.base for row in segments_of(args.dir, topic.id) if row.sealed}
+        known = {segment.base for segment in topic.segments().segments if segment.sealed}
         topic.seal()
         log.checkpoint()  # completes the segment
-    new = [row for row in segments_of(args.dir, topic.id) if row.sealed and row.base not in known]
+        new = [segment for segment in topic.segments().segments if segment.sealed and segment.base not in known]
     first, stop = (new[0].base, new[-1].stop) if new else (None, 0)
     screen.print_result(
         {"topic": args.topic, "sealed": len(new), "first": first, "last": stop - 1 if new else None},
@@ -661,7 +655,7 @@ def seal(args: Namespace, screen: Screen) -> int:
 
 def compact(args: Namespace, screen: Screen) -> int:
     """Keep only the newest record of each key."""
-    with open_for_writing(args.dir, screen) as log:
+    with open_target(args, screen, write=True) as log:
         done = log.topic(args.topic, create=False).compact()
     screen.print_result(
         {"topic": args.topic, **done._asdict()},
@@ -674,7 +668,7 @@ def compact(args: Namespace, screen: Screen) -> int:
 def latest(args: Namespace, screen: Screen) -> int:
     """Print the newest record of each key, or of one."""
     count = 0
-    with open_for_reading(args.dir, screen) as log:
+    with open_target(args, screen, write=False) as log:
         table = log.topic(args.topic, create=False).latest(prefix=args.prefix)
         if args.key is not None:
             record = table.get(args.key)
@@ -700,9 +694,15 @@ def _print_latest(row: LatestRecord, screen: Screen) -> None:
 
 def checkpoint(args: Namespace, screen: Screen) -> int:
     """Copy records that are only in the WAL into segments."""
-    with open_for_writing(args.dir, screen, accept_loss=args.accept_loss) as log:
-        replayed = log.report.frames
+    settings = {"accept_loss": True} if args.accept_loss else {}
+    replayed = 0
+    with open_target(args, screen, write=True, **settings) as log:
+        if isinstance(log, Database):
+            replayed = log.report.frames
         log.checkpoint()
+    if args.server:
+        screen.print_result({"path": args.server}, f"{args.server} has copied what only the WAL had into segments")
+        return 0
     loaded = manifest.load_newest(PosixDisk(), args.dir)
     topics = [row for row in loaded.manifest.topics if not row.name.startswith(OWN)]
     segments, left = sum(len(row.segments) for row in topics), wal_bytes(args.dir)
@@ -723,8 +723,8 @@ def checkpoint(args: Namespace, screen: Screen) -> int:
 
 def rewrite(args: Namespace, screen: Screen) -> int:
     """Rewrite segments without the bytes of deleted records."""
-    with open_for_writing(args.dir, screen) as log, screen.progress_bar("rewriting", total=1) as show:
-        result = log.rewrite(args.topic, force=args.force, progress=show)
+    with open_target(args, screen, write=True) as log, screen.progress_bar("rewriting"):
+        result = log.rewrite(args.topic, force=args.force)
     screen.print_result(
         {
             "topic": args.topic,
@@ -760,9 +760,9 @@ def rewrite(args: Namespace, screen: Screen) -> int:
 
 
 _DESCRIPTION = """\
-A topic is a named, numbered sequence of records; a directory holds as many as you like. Every record
-has a seq, assigned once, and is bytes or JSON. One process writes a directory, any number read it.
-No server is needed, and none may be writing while a command writes.
+A topic is a named, numbered sequence of records; a database holds as many as you like. Every record
+has a seq, assigned once, and is bytes or JSON. DATABASE is a directory, which one process writes and any
+number read, or the URL of a server: tidelog topic ls http://127.0.0.1:4000.
 
 what an ack means, by class:
   fsync      the record survives a power cut
@@ -799,7 +799,7 @@ def _add_lists(subcommands: Commands) -> None:
         subcommands,
         "ls",
         ls,
-        "DIR",
+        DATABASE,
         summary="list topics",
         description="List the topics of a directory: class, records, bytes, the first and the last seq, and up to "
         "which seq\n"
@@ -813,7 +813,7 @@ def _add_lists(subcommands: Commands) -> None:
         subcommands,
         "show",
         show,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="show one topic: its records and segments",
         description="Show the records of a topic, what its acks mean, why seqs have no record any more, and its\n"
@@ -827,8 +827,9 @@ def _add_write(subcommands: Commands) -> None:
         subcommands,
         "write",
         write,
-        "DIR",
+        DATABASE,
         "TOPIC",
+        key_option="",
         summary="write records from standard input",
         description="Write each line of standard input as one record, without its newline: as bytes, or with "
         "--json-lines\n"
@@ -871,7 +872,7 @@ def _add_reads(subcommands: Commands) -> None:
         subcommands,
         "read",
         read,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="print records",
         description="Print the data of every record and a newline, or with --json one object a line: seq, ts,\n"
@@ -886,7 +887,7 @@ def _add_reads(subcommands: Commands) -> None:
         subcommands,
         "cat-record",
         cat_record,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="print the data of one record, of any size",
         description="Print the data of one record as it was written, in constant memory, or write it to a new file.\n"
@@ -900,8 +901,9 @@ def _add_reads(subcommands: Commands) -> None:
         subcommands,
         "latest",
         latest,
-        "DIR",
+        DATABASE,
         "TOPIC",
+        key_option="",
         summary="print the newest record of each key",
         description="Print the newest record of each key of a topic with compaction: the key, a tab and the data, or "
         "with\n"
@@ -915,7 +917,7 @@ def _add_reads(subcommands: Commands) -> None:
         subcommands,
         "follow",
         follow,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="print records as another process writes them",
         description="Print what is there and then what another process writes, as read does. Ctrl-C ends it, with "
@@ -962,7 +964,7 @@ def _add_removals(subcommands: Commands) -> None:
         subcommands,
         "delete",
         delete,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="delete records by tag or seq",
         description="Delete existing records. Readers skip them: a delete is no gap. It cannot be undone, and there\n"
@@ -983,7 +985,7 @@ def _add_removals(subcommands: Commands) -> None:
         subcommands,
         "drop",
         drop,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="remove a topic with all its records",
         description="Remove a topic with all its records. This cannot be undone: on a terminal it asks, elsewhere it "
@@ -1000,8 +1002,9 @@ def _add_maintenance(subcommands: Commands) -> None:
         subcommands,
         "config",
         config,
-        "DIR",
+        DATABASE,
         "TOPIC",
+        Positional("name=value...", parse_setting),
         summary="show or change a topic's settings",
         description="Show the settings of a topic, or set those that are given and leave the others. Times take units\n"
         "(500ms, 30s, 15m, 12h, 7d), sizes as well (512k, 64m, 2g).\n"
@@ -1012,12 +1015,11 @@ def _add_maintenance(subcommands: Commands) -> None:
         "  tombstone_delay_ms    how long the record stays that marks its key as deleted",
         examples="tidelog topic config data orders\ntidelog topic config data orders durability=fsync ttl_ms=7d",
     )
-    parser.add_argument("settings", nargs="*", type=parse_setting, metavar="name=value")
     add_command(
         subcommands,
         "seal",
         seal,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="complete the segment that grows",
         description="Complete the segment file that grows; the next record starts another. Sealed files never change, "
@@ -1029,7 +1031,7 @@ def _add_maintenance(subcommands: Commands) -> None:
         subcommands,
         "compact",
         compact,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="keep only the newest record of each key",
         description="Remove the records of a topic with compaction that newer ones of their key replaced, and "
@@ -1041,7 +1043,7 @@ def _add_maintenance(subcommands: Commands) -> None:
         subcommands,
         "rewrite",
         rewrite,
-        "DIR",
+        DATABASE,
         "TOPIC",
         summary="free the bytes of deleted records",
         description="Give sealed segments new files without the bytes of deleted records: those of which half is\n"
@@ -1053,7 +1055,7 @@ def _add_maintenance(subcommands: Commands) -> None:
         subcommands,
         "checkpoint",
         checkpoint,
-        "DIR",
+        DATABASE,
         summary="move what only the WAL has into segments",
         description="Recover the directory as a writer does, copy what only the WAL has into segments, and let the "
         "WAL go.\n"

@@ -23,13 +23,14 @@ from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Final
 
-from tidelog.cli.command import Commands, add_command, parse_age_ms, parse_positive, parse_seconds, stop_event
-from tidelog.cli.queue import add_target, job_fields, queue_name
+from tidelog import protocols
+from tidelog.addresses import SERVER_SCHEMES, scheme_of
+from tidelog.cli.command import DATABASE, Commands, add_command, parse_age_ms, parse_positive, parse_seconds, stop_event
+from tidelog.cli.queue import job_fields
 from tidelog.cli.render import Screen, plural
 from tidelog.cli.target import open_target
-from tidelog.client import RemoteQueue
 from tidelog.clock import SystemClock
-from tidelog.engine.queues import Job, Queue, Worker
+from tidelog.engine.queues import Job, Worker
 from tidelog.errors import BadInput, Error, NotFound
 
 _POLL_S: Final = 0.1
@@ -41,6 +42,8 @@ def add_worker(commands: Commands) -> None:
         commands,
         "worker",
         run_worker,
+        DATABASE,
+        "QUEUE",
         summary="run a command, or Python functions, for every job of a queue",
         description="Run a command for every job. It gets the job as JSON on standard input (seq, deliveries, data, "
         "tag,\n"
@@ -54,8 +57,8 @@ def add_worker(commands: Commands) -> None:
         "tidelog worker mail --server http://127.0.0.1:4000 --concurrency 4 -- ./send.sh --fast\n"
         "tidelog worker shop.mail:send",
     )
-    add_target(parser)
-    parser.usage = "tidelog worker [-h] [options] [DIR] QUEUE -- COMMAND ... | MODULE:NAME ..."
+    parser.usage = "tidelog worker [options] [DATABASE] QUEUE -- COMMAND ... | MODULE:NAME ..."
+    parser.names_no_database = _are_modules
     parser.add_argument("--concurrency", type=parse_positive, default=1, metavar="N", help="commands at a time (1)")
     parser.add_argument(
         "--lease",
@@ -73,6 +76,11 @@ def add_worker(commands: Commands) -> None:
     )
 
 
+def _are_modules(words: list[str]) -> bool:
+    """Whether all words have the form MODULE:NAME."""
+    return bool(words) and all(":" in word and scheme_of(word) not in SERVER_SCHEMES for word in words)
+
+
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into its own arguments and the words after `--`, the command of a worker."""
     arguments = list(argv)
@@ -85,9 +93,9 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def run_worker(args: Namespace, screen: Screen) -> int:
     """Work until a signal, or until there is nothing to do."""
     words = args.words
-    if not words and args.places and all(":" in place for place in args.places) and not args.server:
+    if args.others:
         return run_python_workers(args, screen)
-    name = queue_name(args)
+    name = args.queue
     if not words:
         raise BadInput(
             "the command comes after --, as in: tidelog worker data jobs -- cat; Python workers are named like "
@@ -132,7 +140,7 @@ def run_worker(args: Namespace, screen: Screen) -> int:
 
 def run_python_workers(args: Namespace, screen: Screen) -> int:
     """Run workers of a Python module until a signal."""
-    workers = [worker for name in args.places for worker in _import_workers(name)]
+    workers = [worker for name in args.others for worker in _import_workers(name)]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_event())
@@ -181,7 +189,7 @@ def _is_fatal(error: Error | None) -> bool:
 class WatchedQueue:
     """The queue of a worker, which remembers when it last had a job."""
 
-    def __init__(self, queue: Queue | RemoteQueue) -> None:
+    def __init__(self, queue: protocols.Queue) -> None:
         queue.counts()  # raises at once for a missing queue
         self._queue = queue
         self.put, self.ack, self.nack = queue.put, queue.ack, queue.nack

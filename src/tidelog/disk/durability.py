@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Protocol, Self
 
-from tidelog.disk.interface import Disk, File, parent_dir
+from tidelog.disk.interface import Disk, File, join, parent_dir
 from tidelog.errors import DiskFull, Error, Latched, WriteFailed
 from tidelog.types import Buffer
 
@@ -136,6 +136,19 @@ def remove_if_exists(disk: Disk, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Remove a file, or a directory with everything in it. A missing one has no effect."""
+    stat = disk.stat(path)
+    if stat is None:
+        return
+    if not stat.is_dir:
+        disk.remove(path)
+        return
+    for name in disk.list_dir(path):
+        remove_tree(disk, join(path, name))
+    disk.remove_dir(path)
 
 
 DISK_FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT))

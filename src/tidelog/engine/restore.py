@@ -26,7 +26,7 @@ from xxhash import xxh3_128
 from tidelog.addresses import check_path
 from tidelog.commitlog.log import LOCK_FILE, take_lock
 from tidelog.disk.backup_store import DirectoryStore
-from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
+from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, remove_tree, replace_file
 from tidelog.disk.interface import Disk, free_bytes, join, parent_dir
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import manifest
@@ -300,7 +300,7 @@ class _Restore:
     def _remove_files(self) -> None:
         """Remove what an earlier attempt left."""
         for name in sorted(_OWN_NAMES):
-            _remove_tree(self._disk, join(self._directory, name))
+            remove_tree(self._disk, join(self._directory, name))
         self._disk.sync_dir(self._directory)
 
     def _write_error(self, error: OSError) -> Error:
@@ -309,15 +309,3 @@ class _Restore:
         if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
             return BadInput(f"{self._directory} cannot be restored to: {error}; name another directory")
         return WriteFailed(f"{self._directory}: restoring failed ({error}); repair the disk and run it again")
-
-
-def _remove_tree(disk: Disk, path: str) -> None:
-    stat = disk.stat(path)
-    if stat is None:
-        return
-    if not stat.is_dir:
-        disk.remove(path)
-        return
-    for name in disk.list_dir(path):
-        _remove_tree(disk, join(path, name))
-    disk.remove_dir(path)

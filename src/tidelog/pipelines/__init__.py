@@ -1,14 +1,14 @@
 """Pipelines: jobs over topics that run on Spark, on this machine or on a cluster.
 
     export      a topic → a Delta table or a directory of Parquet files, here or in a bucket, exactly once
+    export_here the same in this process, without Java
     read        a table → a DataFrame, without a jar; read_live: with the records that are not exported yet
     reconcile   compare a table with its topic, show the first difference, repair ranges
     scrub       verify every checksum of a directory, in parallel, or every record of a server or an object store
     backfill    files, a table or a range of a topic → a function → a topic or a table
-    stats       rates, sizes and waits per interval
+    stats       rates, sizes and waits per interval; status: where tables stand beside their topics
     erase       records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
-    status      where tables stand beside their topics
 
 Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. Each job is in its own
 module (`export_job`, …), `table_formats` has the tables, `table_source` and `live_table` read them, and `transforms`
@@ -22,6 +22,7 @@ from tidelog.pipelines.api import (
     backfill,
     erase,
     export,
+    export_here,
     read,
     read_live,
     reconcile,
@@ -54,6 +55,7 @@ __all__ = [
     "backfill",
     "erase",
     "export",
+    "export_here",
     "read",
     "read_live",
     "reconcile",

@@ -35,7 +35,7 @@ from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
 from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
-from tidelog.pipelines.spark_tasks import SparkTaskRunner
+from tidelog.pipelines.spark_tasks import LocalTaskRunner, SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
 from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
@@ -144,12 +144,61 @@ def export(
 
         def make_mapping(backend: Backend) -> RecordMapping:
             if infer:
-                return record_mapping.new_mapping(decode.infer_fields(sample_data(backend, options)), bad)
+                return _infer_mapping(backend, options, bad)
             return record_mapping.new_mapping(_parse_schema(schema) if isinstance(schema, str) else schema, bad)
 
         context = _job_context(live, place.disk, step)
         with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
             return job.run(progress, should_stop=pause)
+
+
+def export_here(
+    where: str,
+    topic: str,
+    table: str,
+    *,
+    since_last: bool = False,
+    format: Format | None = None,
+    storage_options: StorageOptions = None,
+    key: str | None = None,
+    infer: bool = False,
+    bad: BadRecordPolicy = "rescue",
+    on_gap: Literal["fail", "skip"] = "fail",
+    sizes: Sizes | None = None,
+    progress: Progress | None = None,
+    step: OnStep = interface.no_step,
+) -> Exported:
+    """`export` in this process, without Java: to the same tables, with the same commits, so that `export` continues a
+    table of this function and the other way round.
+
+    Args:
+        since_last: continue an existing table; without it one that has commits is refused.
+        format: of a new table, parquet by default.
+    """
+    place = table_formats.find_place(table, "the table", storage_options)
+    location = Location.parse(where, key)
+    options = _read_options(location, topic, on_gap)
+    _find_topic(location, topic, where)
+    if format is None and place.catalog is None:
+        format = table_formats.detect_format(place.disk, place.path) or "parquet"
+    with closing(_open_table(place, format, step)) as into:
+        last = into.last_commit()
+        if last is not None and not since_last:
+            raise BadInput(
+                f"{table} is a table that ends with seq {last.stop - 1} of {last.topic}; nothing was written, continue "
+                "it (--since-last, since_last=True) or name another one"
+            )
+
+        def make_mapping(backend: Backend) -> RecordMapping:
+            return _infer_mapping(backend, options, bad) if infer else record_mapping.new_mapping(None, bad)
+
+        context = JobContext(LocalTaskRunner(), place.disk, SystemClock(), step)
+        with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
+            return job.run(progress)
+
+
+def _infer_mapping(backend: Backend, options: Options, bad: BadRecordPolicy) -> RecordMapping:
+    return record_mapping.new_mapping(decode.infer_fields(sample_data(backend, options)), bad)
 
 
 def _wait_when_idle(is_idle: bool) -> bool:

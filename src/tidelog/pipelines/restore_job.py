@@ -14,8 +14,8 @@ import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidelog.disk.durability import read_file, replace_file
-from tidelog.disk.interface import Disk, join
+from tidelog.disk.durability import read_file, remove_tree, replace_file
+from tidelog.disk.interface import join
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine.restore import restore_backup
 from tidelog.errors import BadInput, TopicNotFound
@@ -93,18 +93,3 @@ def check_local_session(spark: SparkSession) -> None:
             "a restore into a topic restores a directory on the driver first, which executors of "
             f"{master or 'a server'} do not see; nothing was done, run it with --master local[*]"
         )
-
-
-def remove_tree(disk: Disk, path: str) -> None:
-    """Remove a directory that an earlier run of this job restored."""
-    stat = disk.stat(path)
-    if stat is None:
-        return
-    for name in disk.list_dir(path):
-        entry = join(path, name)
-        found = disk.stat(entry)
-        if found is not None and found.is_dir:
-            remove_tree(disk, entry)
-        elif found is not None:
-            disk.remove(entry)
-    disk.remove_dir(path)

@@ -63,6 +63,13 @@ def run_guarded(function: Callable[[T], R], task: T) -> R | TaskError:
         return TaskError(type(error).__name__, str(error))
 
 
+class LocalTaskRunner:
+    """Runs tasks in this process, one after the other, without Spark."""
+
+    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        return [function(task) for task in tasks]
+
+
 class SparkTaskRunner:
     """Runs each task in a partition of its own.
 

@@ -20,7 +20,6 @@ from tidelog.disk.interface import Disk
 from tidelog.errors import BadInput, NotAQueue
 from tidelog.pipelines import transforms
 
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _PLOT_WIDTH_PX, _PLOT_HEIGHT_PX, _LEFT_PX, _TOP_PX = 900, 160, 70, 34
 
 
@@ -28,14 +27,6 @@ class Series(NamedTuple):
     title: str
     unit: str
     values: Sequence[float]
-
-
-def render_bar(value: float, max_value: float, width: int) -> str:
-    """Draw a bar in eighths of a character; every value above 0 has at least one."""
-    if max_value <= 0 or value <= 0:
-        return ""
-    eighths = max(round(value / max_value * width * 8), 1)
-    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
 def format_number(value: float) -> str:

@@ -6,11 +6,16 @@ Sizes and times have units: `64MiB`, `64m` and `67108864` are the same size, `30
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
+from itertools import pairwise
+from textwrap import wrap
 from typing import Any, Literal, get_args
 
 from tidelog.decompression import FREE_BYTES_DEFAULT, RATIO_DEFAULT, ExpansionLimit
@@ -232,6 +237,41 @@ class ServerConfig:
     def heartbeat_ms_min(self) -> int:
         minimum = self.test_min_heartbeat_ms
         return 1_000 if minimum is None else min(max(minimum, 1), 1_000)
+
+
+_PROBES_OF_TESTS = "test_"
+_COMMENT_CHARS = 100
+
+
+def setting_texts() -> dict[str, str]:
+    """Return what each setting means: the text below its field, in one line."""
+    (definition,) = ast.parse(inspect.getsource(ServerConfig)).body
+    assert isinstance(definition, ast.ClassDef), "the source of a class"
+    texts = {}
+    for statement, below in pairwise(definition.body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            assert isinstance(below, ast.Expr), "every setting is explained"
+            assert isinstance(below.value, ast.Constant), "by a text"
+            texts[statement.target.id] = " ".join(str(below.value.value).split())
+    return texts
+
+
+def config_template(values: Mapping[str, object]) -> str:
+    """Return a configuration file that sets these values and has every other setting with its default, as comments."""
+    lines = [
+        "# Settings of tidelog serve, for --config. A line that begins with # has no effect.",
+        '# Sizes and times may have units: "64MiB", "30s". The environment has the same settings (TIDELOG_PORT), which',
+        "# this file overrides; the command line overrides both.",
+    ]
+    texts, plain = setting_texts(), ServerConfig()
+    for name in _SETTING_TYPES:
+        if name.startswith(_PROBES_OF_TESTS):
+            continue
+        lines += ["", *(f"# {line}" for line in wrap(texts[name], _COMMENT_CHARS))]
+        value = values.get(name, getattr(plain, name))
+        shown = str(value).lower() if isinstance(value, bool) else json.dumps("" if value is None else value)
+        lines.append(f"{'' if name in values else '# '}{name} = {shown}")
+    return "\n".join(lines) + "\n"
 
 
 _SETTING_TYPES: dict[str, str] = {setting.name: str(setting.type) for setting in fields(ServerConfig)}

@@ -74,8 +74,6 @@ def test_damage_of_a_backup_is_exit_code_1_and_names_the_object(run: Run, tmp_pa
     [
         (("backup", "create", "data", "data/in"), "data directory"),
         (("backup", "create", "nowhere", "target"), "nothing at nowhere"),
-        (("backup", "create", "data"), "DIR TARGET"),
-        (("backup", "create", "data", "target", "--key", "k"), "--server"),
         (("backup", "prune", "empty", "--keep", "1"), "no backup"),
         (("backup", "prune", "empty"), "--keep"),
         (("backup", "verify", "empty"), "no backup"),

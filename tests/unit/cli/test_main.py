@@ -29,7 +29,10 @@ QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
 TIER = ("status", "relocate", "recall", "claim")
-CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete", "import", "export")
+CHANNEL = (
+    *("ls", "show", "history", "create", "join", "leave", "publish", "listen", "push", "pop", "clear", "configure"),
+    *("acl", "delete", "import", "export"),
+)
 PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats", "erase", "restore", "status", "script")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
@@ -48,6 +51,12 @@ COMMANDS = (
     *(f"pipeline {verb}" for verb in PIPELINE),
     "doctor",
     *(f"log {verb}" for verb in LOG),
+    "top",
+    "bench",
+    "query",
+    "export",
+    "init",
+    "completion",
 )
 
 

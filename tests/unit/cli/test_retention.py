@@ -79,7 +79,9 @@ def test_a_simulation_says_what_would_go_and_who_has_not_read_it(run: Run) -> No
 def test_a_bad_command_line_changes_nothing(run: Run) -> None:
     fill()
     for words in ((), ("data", "users", "more"), ("--server", "http://127.0.0.1:1", "a", "b")):
-        assert run("retention", "simulate", *words)[0] == 2
+        with pytest.raises(SystemExit) as ended:
+            run("retention", "simulate", *words)
+        assert ended.value.code == 2
     assert run("retention", "simulate", "data", "nobody")[0] == 2
     with pytest.raises(SystemExit):
         run("retention", "simulate", "data", "--ttl", "soon")

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tidelog.cli.render import render_bar
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput
 from tidelog.pipelines import stats_job
@@ -18,7 +19,7 @@ from tidelog.pipelines.stats_job import Stats, save_plot
     [(0, 10, ""), (10, 10, "████"), (5, 10, "██"), (0.001, 10, "▏"), (3, 0, ""), (7.5, 10, "███")],
 )
 def test_a_bar(value: float, most: float, drawn: str) -> None:
-    assert stats_job.render_bar(value, most, 4) == drawn
+    assert render_bar(value, most, 4) == drawn
 
 
 @pytest.mark.parametrize(("value", "said"), [(0, "0"), (999, "999"), (1234, "1.23k"), (5e6, "5M"), (2.5e9, "2.5G")])
