@@ -53,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(MemoryOfWorkers(config) if starts_workers else MemoryOfTests(config), "memory")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remove the reporter of a worker: it writes to nowhere, and keeps all reports and all tests that were left out."""
+    if hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.unregister(name="terminalreporter")
+
+
 def _choose_allocators(config: pytest.Config, starts_workers: bool) -> None:
     """Set the variables of ALLOCATORS for workers alone: processes under test use the memory as those of users do."""
     if starts_workers:
@@ -129,14 +135,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"  {growth:,} MiB {test}", red=peak > MEMORY_LIMIT_MIB)
 
 
-def _memory_kib(field: str) -> int:
-    """`VmRSS`, what this process has, or `VmHWM`, the most that it ever had, which is all that other systems tell.
+def _memory_kib() -> tuple[int, int]:
+    """`VmHWM`, the most that this process ever had, and `VmRSS`, what it has; other systems tell the former alone.
     `ru_maxrss` also counts the parent before the exec."""
     try:
         with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
+            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+            return peak, next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (10 if sys.platform == "darwin" else 0)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (10 if sys.platform == "darwin" else 0)
+        return peak, peak
 
 
 def _return_free_memory() -> None:
@@ -154,24 +162,25 @@ class MemoryOfTests:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._grown: Counter[str] = Counter()
-        self._resident_kib = _memory_kib("VmRSS")
+        self._peak_kib, self._resident_kib = _memory_kib()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        before = _memory_kib("VmHWM")
         result = yield
-        if (growth := _memory_kib("VmHWM") - before >> 10) >= GROWTH_SHOWN_MIB:
+        peak_kib, resident_kib = _memory_kib()
+        if (growth := peak_kib - self._peak_kib >> 10) >= GROWTH_SHOWN_MIB:
             self._grown[item.nodeid] += growth
-        if _memory_kib("VmRSS") - self._resident_kib >> 10 >= GROWTH_COLLECTED_MIB:
+        self._peak_kib = peak_kib
+        if resident_kib - self._resident_kib >> 10 >= GROWTH_COLLECTED_MIB:
             gc.collect()
             _return_free_memory()
-            self._resident_kib = _memory_kib("VmRSS")
+            _, self._resident_kib = _memory_kib()
         return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output: dict[str, Any] | None = getattr(self._config, "workeroutput", None)
-        peak = _memory_kib("VmHWM") >> 10, self._grown.most_common(10)
+        peak = _memory_kib()[0] >> 10, self._grown.most_common(10)
         if output is not None:
             output["memory"] = peak
         else:

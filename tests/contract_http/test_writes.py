@@ -206,17 +206,17 @@ def test_bytes_are_those_of_compact_utf_8(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b'["x",' + b" " * 1000 + b'"y"]',
-        b'"' + b"\\u00e9" * ((MIB - 2) // 2) + b'"',
-        b'"' + b"\\/" * (MIB - 2) + b'"',
-    ],
+    ("before", "repeated", "times", "after"),
+    [(b'["x",', b" ", 1000, b'"y"]'), (b'"', b"\\u00e9", (MIB - 2) // 2, b'"'), (b'"', b"\\/", MIB - 2, b'"')],
     ids=["blanks", "escaped letters", "escaped slashes"],
 )
-def test_a_record_is_measured_in_compact_form(api: Api, topic: str, text: bytes) -> None:
+def test_a_record_is_measured_in_compact_form(
+    api: Api, topic: str, before: bytes, repeated: bytes, times: int, after: bytes
+) -> None:
     """§1.12: a record that is small enough in compact form is taken, however it was spelt."""
-    reply = api.request("POST", topic_path(topic), b'{"records":[{"data":%b}]}' % text, [JSON])
+    reply = api.request(
+        "POST", topic_path(topic), b'{"records":[{"data":%b}]}' % (before + repeated * times + after), [JSON]
+    )
     expect_success(reply, 201)
 
 

@@ -23,6 +23,8 @@ from tidelog.types import Buffer
 
 T = TypeVar("T")
 RETRY_PAUSES_S: Final = (0.1, 0.4, 1.6)
+IDLE_S: Final = 10.0
+"""A thread without work for so long ends: not every store that is left behind was closed."""
 
 
 class _TimedOut(StoreUnavailable):
@@ -170,10 +172,10 @@ class BoundedStore:
             with self._changed:
                 self._idle += 1
                 while not self._waiting:
-                    if self._closed.is_set():
+                    woken = not self._closed.is_set() and self._changed.wait(IDLE_S)
+                    if not woken and not self._waiting:
                         self._idle, self._threads = self._idle - 1, self._threads - 1
                         return
-                    self._changed.wait()
                 operation = self._waiting.popleft()
                 self._idle -= 1
             try:

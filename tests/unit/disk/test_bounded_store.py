@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 from tests.kit.waiting import eventually
 
+from tidelog.disk import bounded_store
 from tidelog.disk.bounded_store import BoundedStore
 from tidelog.errors import StoreDenied, StoreUnavailable
 from tidelog.testing import SimStore
@@ -116,3 +117,14 @@ def test_few_threads_serve_many_callers() -> None:
     assert found == [b"1"] * 20
     assert bounded._threads <= 2
     bounded.close()
+
+
+def test_threads_without_work_end_and_later_calls_have_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_store, "IDLE_S", 0.0)
+    store = SimStore()
+    store.objects["a"] = b"1"
+    bounded = BoundedStore(store)
+    for _ in range(2):
+        assert bounded.read("a", 0, 1) == b"1"
+        eventually(lambda: bounded._threads == 0)
+        assert bounded.busy_threads == 0
