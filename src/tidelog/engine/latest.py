@@ -28,7 +28,7 @@ from tidelog.types import Ints
 
 LATEST_LIMIT_DEFAULT: Final = 256
 _EXAMINED_MAX: Final = 16_384  # keys that one page looks at: with a prefix, most of them may not match
-_READ_TOGETHER_SEQS: Final = 64  # records closer than this are read together
+_READ_TOGETHER_BYTES: Final = 1 << 18  # a read costs as much as these, so records closer than this are read together
 _FIRST_KEYS: Final = 16  # read before their size is known
 _ITERATION_KEYS: Final = 4_096
 _ARROW_BYTES: Final = 16 << 20  # of one batch
@@ -225,13 +225,26 @@ def _read_records(topic: TopicState, seqs: Ints) -> Iterator[RecordChunk]:
     """Yield the live ones of these ascending seqs."""
     if not len(seqs):
         return
-    edges = np.flatnonzero(np.diff(seqs) > _READ_TOGETHER_SEQS)
+    with topic.lock:
+        record_bytes = topic.index.bytes // max(topic.index.count, 1)
+    edges = np.flatnonzero(np.diff(seqs) > max(_READ_TOGETHER_BYTES // max(record_bytes, 1), 1))
     firsts, lasts = seqs[np.append(0, edges + 1)].tolist(), seqs[np.append(edges, len(seqs) - 1)].tolist()
     for first, last in zip(firsts, lasts, strict=True):
         for chunk in read.TopicScan(topic, first - 1, frozenset(), last, pass_gaps=True).iter_chunks():
-            which = np.flatnonzero(np.isin(chunk.rows.seq, seqs))
+            which = _positions(chunk.rows.seq, seqs)
             if len(which):
                 yield chunk._replace(rows=chunk.rows.take(which), json=chunk.json[which])
+
+
+def _positions(seqs: Ints, wanted: Ints) -> Ints:
+    """Return where the wanted seqs are in others. Both ascend: a search costs what is wanted, not what was read."""
+    if not len(seqs):
+        return np.zeros(0, np.int64)
+    lo, hi = np.searchsorted(wanted, (seqs[0], seqs[-1] + 1))
+    inside = wanted[lo:hi]
+    at = np.searchsorted(seqs, inside)
+    found: Ints = at[seqs[at] == inside]
+    return found
 
 
 def _check_key(key: object) -> bytes:
