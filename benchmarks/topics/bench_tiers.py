@@ -195,4 +195,4 @@ def _move_until(log: Database, stopped: Event) -> None:
     assert topic is not None
     while not stopped.is_set():
         engine._tiers.relocate([topic], keep_segments=0, throttled=True)
-        engine._tiers.recall([topic])
+        engine._tiers.recall([topic], throttled=True)

@@ -257,8 +257,7 @@ class Tiers:
         """Move the segments of these topics that are due, also recalled ones; `keep_segments` instead of what the
         settings keep on the disk. `throttled`: at the rate of the background."""
         self._require_store()
-        rate = self._context.limits.cold_rate_bytes if throttled else 0
-        pause = RateLimiter(self._context.clock, rate, self._stopped.wait).pause
+        pause = self._pause_of(throttled)
         moved: list[int] = []
         failed: list[tuple[str, int, str]] = []
         with self._work_lock:
@@ -276,9 +275,13 @@ class Tiers:
                         failed.append((topic.name, segment.base, str(error)))
         return Moved(len(moved), sum(moved), tuple(failed))
 
-    def recall(self, topics: Sequence[TopicState], first: int = 0, last: int | None = None) -> Moved:
-        """Bring the segments of these topics that hold seqs `first` to `last` back to the disk, where they stay."""
+    def recall(
+        self, topics: Sequence[TopicState], first: int = 0, last: int | None = None, *, throttled: bool = False
+    ) -> Moved:
+        """Bring the segments of these topics that hold seqs `first` to `last` back to the disk, where they stay.
+        `throttled`: at the rate of the background."""
         self._require_store()
+        pause = self._pause_of(throttled)
         moved: list[int] = []
         failed: list[tuple[str, int, str]] = []
         with self._work_lock:
@@ -294,7 +297,7 @@ class Tiers:
                     ]
                 for segment in segments:
                     try:
-                        if self._recall(topic, segment):
+                        if self._recall(topic, segment, pause):
                             moved.append(segment.size)
                     except StoreUnavailable:
                         raise
@@ -302,6 +305,11 @@ class Tiers:
                         failed.append((topic.name, segment.base, str(error)))
         self.recalled += len(moved)
         return Moved(len(moved), sum(moved), tuple(failed))
+
+    def _pause_of(self, throttled: bool) -> Callable[[int], None]:
+        """Return what waits after so many bytes: at the rate of the background, or not at all."""
+        rate = self._context.limits.cold_rate_bytes if throttled else 0
+        return RateLimiter(self._context.clock, rate, self._stopped.wait).pause
 
     def claim(self) -> None:
         """Take the store from another copy of this database."""
@@ -554,13 +562,13 @@ class Tiers:
 
     # ── recall ────────────────────────────────────────────────────────────────────────────────
 
-    def _recall(self, topic: TopicState, segment: Segment) -> bool:
+    def _recall(self, topic: TopicState, segment: Segment, pause: Callable[[int], None]) -> bool:
         """Bring one segment back; False if it was dropped meanwhile."""
         row, disk, path = segment.cold, segment.files.disk, segment.path(".data")
         assert row is not None, "it is in the cold tier"
         temporary, is_fetched = f"{path}.tmp", segment.is_remote()
         if is_fetched:
-            self._fetch(segment, row, temporary)
+            self._fetch(segment, row, temporary, pause)
         with self._context.hot_files_lock:  # a checkpoint may be about to remove the data file
             if is_fetched:
                 disk.rename(temporary, path)
@@ -581,7 +589,7 @@ class Tiers:
         self._context.cold.cache.drop(row.key)
         return not is_gone
 
-    def _fetch(self, segment: Segment, row: ColdRow, temporary: str) -> None:
+    def _fetch(self, segment: Segment, row: ColdRow, temporary: str, pause: Callable[[int], None]) -> None:
         """Write the data of a segment to a temporary file, verified against the footer, and synced."""
         disk, content = segment.files.disk, segment.read_footer()
         if content is None:
@@ -599,6 +607,7 @@ class Tiers:
                         raise Corrupt(self._context.cold.where(row), pos=lo + at, reason=reason)
                 file.write(lo, piece)
                 start_writeback(file, lo, len(piece))
+                pause(len(piece))
             sync_file(file)
         except BaseException:
             with suppress(OSError):

@@ -90,9 +90,9 @@ def remove_file_with_the_first_manifest(patch: pytest.MonkeyPatch) -> None:
 def delete_object_before_recall_is_durable(patch: pytest.MonkeyPatch) -> None:
     recall = Tiers._recall
 
-    def recall_and_delete(self: Tiers, topic: TopicState, segment: Segment) -> bool:
+    def recall_and_delete(self: Tiers, topic: TopicState, segment: Segment, pause: Callable[[int], None]) -> bool:
         key = segment.cold.key if segment.cold else ""
-        done = recall(self, topic, segment)
+        done = recall(self, topic, segment, pause)
         assert self.store is not None
         self.store.delete(key)
         return done
@@ -104,10 +104,10 @@ def recall_without_a_new_mapping(patch: pytest.MonkeyPatch) -> None:
     """What was mapped before stays in use: the object, which is deleted."""
     recall = Tiers._recall
 
-    def recall_and_keep(self: Tiers, topic: TopicState, segment: Segment) -> bool:
+    def recall_and_keep(self: Tiers, topic: TopicState, segment: Segment, pause: Callable[[int], None]) -> bool:
         with patch.context() as inner:
             inner.setattr(Segment, "unmap", lambda _: None)
-            return recall(self, topic, segment)
+            return recall(self, topic, segment, pause)
 
     patch.setattr(Tiers, "_recall", recall_and_keep)
 
