@@ -9,9 +9,9 @@ Writers are threads; each appends a batch, waits for its ack, and appends the ne
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -55,11 +55,12 @@ def bench(args: Namespace, screen: Screen) -> int:
         topic = database.topic(name, durability=args.durability)
         try:
             with screen.progress_bar("appending"):
-                writes = measure_appends(topic, batch, args.writers, args.seconds, stopping)
+                writes = measure_appends(topic, batch, args.writers, args.seconds, stopping.is_set)
             with screen.progress_bar("reading"):
                 read_per_s = measure_reads(topic)
         finally:
-            database.drop(name)
+            if args.server:
+                database.drop(name)
     fields = _fields(args, writes, read_per_s, bare)
     lines, rows = _describe(args, fields)
     screen.print_result(fields, *lines, titles=(">latency up to", ">appends", ""), rows=rows)
@@ -117,34 +118,26 @@ class Appends:
 
 
 def measure_appends(
-    topic: protocols.Topic, batch: Sequence[bytes], writers: int, seconds: float, stopping: Event
+    topic: protocols.Topic, batch: Sequence[bytes], writers: int, seconds: float, is_stopped: Callable[[], bool]
 ) -> Appends:
     """Append batches from threads for so many seconds. Raises the first error of a writer."""
     clock, latencies, errors = SystemClock(), [list[int]() for _ in range(writers)], list[Error]()
-    stop = Event()
+    begin = clock.monotonic_us()
+    end = begin + int(seconds * 1e6)
 
     def write(taken: list[int]) -> None:
         try:
-            while not stop.is_set():
-                start = clock.monotonic_us()
+            while (start := clock.monotonic_us()) < end and not errors and not is_stopped():
                 topic.append(batch)
                 taken.append(clock.monotonic_us() - start)
         except Error as error:
             errors.append(error)
-            stop.set()
 
     threads = [Thread(target=write, args=(taken,), name=f"bench-{at}") for at, taken in enumerate(latencies)]
-    begin = clock.monotonic_us()
     for thread in threads:
         thread.start()
-    try:
-        while clock.monotonic_us() - begin < seconds * 1e6 and not stop.is_set():
-            if stopping.wait(min(seconds, 0.1)):
-                break
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.join()
     if errors:
         raise errors[0]
     return Appends(np.array([each for taken in latencies for each in taken], np.int64), clock.monotonic_us() - begin)

@@ -37,7 +37,8 @@ SERVER_VARIABLE, KEY_VARIABLE = "TIDELOG_SERVER", "TIDELOG_KEY"
 
 
 class Positional(NamedTuple):
-    """A positional argument after DATABASE: `TOPIC`, `[TOPIC]` (optional), or `name=value ...` (any number)."""
+    """A positional argument after DATABASE: `TOPIC`, `[TOPIC]` (optional), `TABLE...` (one or more), or `name=value...`
+    (any number)."""
 
     metavar: str
     parse: Callable[[str], Any] = str
@@ -45,7 +46,7 @@ class Positional(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "settings" if self.is_setting else self.metavar.strip("[]").lower()
+        return "settings" if self.is_setting else self.metavar.strip("[].").lower()
 
     @property
     def is_optional(self) -> bool:
@@ -53,7 +54,11 @@ class Positional(NamedTuple):
 
     @property
     def is_setting(self) -> bool:
-        return self.metavar.endswith("...")
+        return self.metavar.endswith("=value...")
+
+    @property
+    def is_repeated(self) -> bool:
+        return self.metavar.endswith("...") and not self.is_setting
 
 
 class CommandParser(ArgumentParser):
@@ -68,12 +73,14 @@ class CommandParser(ArgumentParser):
         parsed, extras = super().parse_known_args(args, namespace)
         if self.positionals is None:
             return parsed, extras
-        words = [*parsed.words_given, *(word for word in extras if word[:1] != "-")]
+        words = [*parsed.words_given, *extras]
         del parsed.words_given
+        if any(len(word) > 1 and word[0] == "-" for word in extras):
+            return parsed, extras  # unknown options, which the caller refuses
         parsed.others = words if self.names_no_database is not None and self.names_no_database(words) else []
         if not parsed.others:
             self._assign(parsed, words)
-        return parsed, [word for word in extras if word[:1] == "-"]
+        return parsed, []
 
     def _assign(self, parsed: Namespace, words: list[str]) -> None:
         """Set `dir` or `server`, `api_key`, and the arguments after the database."""
@@ -95,7 +102,8 @@ class CommandParser(ArgumentParser):
             if not words:
                 self.error(f"name a database: a directory, the URL of a server, --server or {SERVER_VARIABLE}")
             parsed.dir = words.pop(0)
-        if not required <= len(words) <= len(named):
+        is_open = any(each.is_repeated for each in named)
+        if len(words) < required or (len(words) > len(named) and not is_open):
             given = " ".join([*([parsed.dir] if parsed.dir else []), *words])
             where = f"--server {parsed.server}" if parsed.server else "DIR"
             form = " ".join([where, *(each.metavar for each in self.positionals)])
@@ -104,8 +112,11 @@ class CommandParser(ArgumentParser):
             parsed.api_key = parsed.api_key or os.environ.get(KEY_VARIABLE)
         elif parsed.api_key:
             self.error("an API key is for a server; leave it out, or name a server")
-        for each, word in zip(named, [*words, *[None] * len(named)], strict=False):
-            setattr(parsed, each.name, None if word is None else self._parse(each, word))
+        for at, each in enumerate(named):
+            if each.is_repeated:  # the last
+                setattr(parsed, each.name, [self._parse(each, word) for word in words[at:]])
+            else:
+                setattr(parsed, each.name, self._parse(each, words[at]) if at < len(words) else None)
         for each in self.positionals:
             if each.is_setting:
                 parsed.settings = [self._parse(each, word) for word in settings]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.cli.backup import parse_topic_seq
 from tidelog.cli.command import (
+    DATABASE,
     Commands,
     add_command,
     add_group,
@@ -32,6 +33,7 @@ from tidelog.cli.command import (
 )
 from tidelog.cli.doctor import describe_location, finding_fields, finding_row
 from tidelog.cli.render import Screen, format_bytes, format_seqs, plural, render_bar
+from tidelog.cli.target import target_place
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
 
@@ -67,11 +69,11 @@ def export(args: Namespace, screen: Screen) -> int:
         stop_event() as stopping,
     ):
         done = pipelines.export(
-            args.where,
+            target_place(args),
             args.topic,
             args.table,
             format=args.format,
-            key=args.key,
+            key=args.api_key,
             schema=args.schema,
             infer=args.infer,
             bad=args.bad,
@@ -118,11 +120,11 @@ def reconcile(args: Namespace, screen: Screen) -> int:
         screen.progress_bar(f"comparing {args.table} with {args.topic}", total=1) as bar,
     ):
         found = pipelines.reconcile(
-            args.where,
+            target_place(args),
             args.topic,
             args.table,
             storage_options=dict(args.storage_options),
-            key=args.key,
+            key=args.api_key,
             repair=args.repair,
             progress=bar,
             **spark,
@@ -176,18 +178,18 @@ def scrub(args: Namespace, screen: Screen) -> int:
     """Every checksum; 1 where something is damaged."""
     from tidelog import pipelines
 
-    with _spark(args, screen) as spark, screen.progress_bar(f"scrubbing {args.where}", total=1) as bar:
-        found = pipelines.scrub(args.where, key=args.key, progress=bar, **spark)
-    fields = {**found._asdict(), "ok": not found.damage, "path": args.where}
+    with _spark(args, screen) as spark, screen.progress_bar(f"scrubbing {target_place(args)}", total=1) as bar:
+        found = pipelines.scrub(target_place(args), key=args.api_key, progress=bar, **spark)
+    fields = {**found._asdict(), "ok": not found.damage, "path": target_place(args)}
     fields["findings"] = [finding_fields(finding) for finding in found.findings]
     frames = f" and {plural(found.frames, 'frame')} of the WAL" if found.frames else ""
     seen = f"{plural(found.segments, 'segment')}{frames}"
     said = f"{seen}, {format_bytes(found.bytes)}, in {plural(found.parts, 'part')}"
     if found.damage:
-        line = f"{args.where}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
+        line = f"{target_place(args)}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
     else:
         channels = f" and {plural(found.channels, 'channel')}" if found.channels else ""
-        line = f"{args.where}: no damage, {plural(found.topics, 'topic')}{channels}; {said}"
+        line = f"{target_place(args)}: no damage, {plural(found.topics, 'topic')}{channels}; {said}"
     counted = ("topics", "segments", "frames", "channels", "messages", "parts")
     rows = [(name, f"{getattr(found, name):,}") for name in counted]
     screen.print_result(fields, line, titles=_PLAIN, rows=[*rows, ("bytes", format_bytes(found.bytes))])
@@ -264,7 +266,7 @@ def stats(args: Namespace, screen: Screen) -> int:
     if args.plot and not args.plot.endswith(".svg"):
         raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
     with _spark(args, screen) as spark, screen.progress_bar(f"reading {args.topic}"):
-        found = pipelines.stats(args.where, args.topic, every_ms=args.every, key=args.key, **spark)
+        found = pipelines.stats(target_place(args), args.topic, every_ms=args.every, key=args.api_key, **spark)
     if args.plot:
         save_plot(found, PosixDisk(), args.plot)
     counted = sum(row["records"] for row in found.rates)
@@ -315,7 +317,9 @@ def status(args: Namespace, screen: Screen) -> int:
     """Where tables stand; 1 where one cannot go on."""
     from tidelog import pipelines
 
-    found = pipelines.status(args.where, args.tables, storage_options=dict(args.storage_options), key=args.key)
+    found = pipelines.status(
+        target_place(args), args.table, storage_options=dict(args.storage_options), key=args.api_key
+    )
     lag = sum(each.lag_records or 0 for each in found)
     screen.print_result(
         {"tables": [each._asdict() for each in found], "lag_records": lag},
@@ -359,8 +363,8 @@ def add(commands: Commands) -> None:
         summary="export, reconcile, scrub, backfill and stats, on Spark",
         description="Jobs over topics that run on Spark: on all processors of this machine, or on a cluster "
         "(--master).\n"
-        "WHERE is a directory of topics or the address of a server. No jar is needed, and no Spark but the\n"
-        "Python package: pip install 'tidelog[spark,lake]'.",
+        "DATABASE is a directory of topics, the address of a server, or of an object store. No jar is needed,\n"
+        "and no Spark but the Python package: pip install 'tidelog[spark,lake]'.",
         first_steps="start here:\n  $ tidelog pipeline export data orders table\n"
         "  $ tidelog pipeline reconcile data orders table\n",
     )
@@ -389,14 +393,14 @@ def erase(args: Namespace, screen: Screen) -> int:
 
     with _spark(args, screen) as spark, screen.progress_bar(f"erasing {args.topic}"):
         done = pipelines.erase(
-            args.where,
+            target_place(args),
             args.topic,
-            args.tables,
+            args.table,
             match=args.match,
             seqs=args.seqs,
             actor=args.actor,
             storage_options=dict(args.storage_options),
-            key=args.key,
+            key=args.api_key,
             **spark,
         )
     fields = {**done._asdict(), "tables": [each._asdict() for each in done.tables]}
@@ -467,7 +471,6 @@ def _add_spark_options(parser: ArgumentParser) -> None:
         help="a setting of Spark, as spark.executor.memory=2g; may be repeated",
     )
     parser.add_argument("--ui", action="store_true", help="with Spark's page of jobs and streams; its address is shown")
-    parser.add_argument("--key", help="of the server, where it asks for one")
 
 
 def add_storage_options(parser: ArgumentParser) -> None:
@@ -496,6 +499,9 @@ def _add_export(subcommands: Commands) -> None:
         subcommands,
         "export",
         export,
+        DATABASE,
+        "TOPIC",
+        "TABLE",
         summary="a topic into a table, exactly once",
         description="Bring a topic into TABLE, a Delta table or a directory of Parquet files, in a directory or a "
         "bucket\n"
@@ -507,8 +513,6 @@ def _add_export(subcommands: Commands) -> None:
         "tidelog pipeline export data orders s3://lake/orders --storage-option AWS_REGION=eu-central-1\n"
         "tidelog pipeline export http://127.0.0.1:4000 orders lake/orders --follow --infer --bad quarantine",
     )
-    for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
-        parser.add_argument(name, metavar=about)
     parser.add_argument("--format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)")
     runs = parser.add_mutually_exclusive_group()
     runs.add_argument(
@@ -544,6 +548,9 @@ def _add_reconcile(subcommands: Commands) -> None:
         subcommands,
         "reconcile",
         reconcile,
+        DATABASE,
+        "TOPIC",
+        "TABLE",
         summary="prove that a table is the log; exit code 1 where it is not",
         description="Hold every range of TABLE against the topic, by counts and hashes of its rows. Where one "
         "differs,\n"
@@ -551,8 +558,6 @@ def _add_reconcile(subcommands: Commands) -> None:
         "the ranges that differ are made again, and only those; the exit code is then 0 if all of them could be.",
         examples="tidelog pipeline reconcile data orders table\ntidelog pipeline reconcile data orders table --repair",
     )
-    for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
-        parser.add_argument(name, metavar=about)
     parser.add_argument("--repair", action="store_true", help="make ranges again that differ")
     add_storage_options(parser)
     _add_spark_options(parser)
@@ -563,7 +568,7 @@ def _add_scrub(subcommands: Commands) -> None:
         subcommands,
         "scrub",
         scrub,
-        "WHERE",
+        DATABASE,
         summary="verify every checksum in parallel; exit code 1 on damage",
         description="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, "
         "indexes,\n"
@@ -602,6 +607,7 @@ def _add_backfill(subcommands: Commands) -> None:
     parser.add_argument(
         "--table-format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)"
     )
+    parser.add_argument("--key", help="of the server that is read")
     parser.add_argument("--target-key", help="of the server that is written to")
     add_storage_options(parser)
     _add_spark_options(parser)
@@ -612,6 +618,8 @@ def _add_status(subcommands: Commands) -> None:
         subcommands,
         "status",
         status,
+        DATABASE,
+        "TABLE...",
         summary="the lag of tables; exit code 1 where one cannot go on",
         description="TABLE is a table, or a directory or a prefix of a bucket with tables in it. Show for each its "
         "topic, the\n"
@@ -621,10 +629,7 @@ def _add_status(subcommands: Commands) -> None:
         examples="tidelog pipeline status data table\ntidelog pipeline status data lake\n"
         "tidelog pipeline status http://127.0.0.1:4000 s3://lake/orders lake/bills",
     )
-    parser.add_argument("where", metavar="WHERE")
-    parser.add_argument("tables", metavar="TABLE", nargs="+")
     add_storage_options(parser)
-    parser.add_argument("--key", help="of the server, where it asks for one")
 
 
 def _add_stats(subcommands: Commands) -> None:
@@ -632,6 +637,8 @@ def _add_stats(subcommands: Commands) -> None:
         subcommands,
         "stats",
         stats,
+        DATABASE,
+        "TOPIC",
         summary="rates, sizes and waits by interval, as a table and a plot",
         description="Records and bytes per interval with percentiles of sizes; of a queue, claims and how long jobs "
         "had\n"
@@ -639,8 +646,6 @@ def _add_stats(subcommands: Commands) -> None:
         examples="tidelog pipeline stats data orders --every 1m\n"
         "tidelog pipeline stats data jobs --every 10s --plot jobs.svg",
     )
-    parser.add_argument("where", metavar="WHERE")
-    parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
     parser.add_argument("--plot", metavar="FILE", help="an SVG to write")
     _add_spark_options(parser)
@@ -651,6 +656,9 @@ def _add_erase(subcommands: Commands) -> None:
         subcommands,
         "erase",
         erase,
+        DATABASE,
+        "TOPIC",
+        "TABLE...",
         summary="erase records from a topic and its tables, with a receipt",
         description="Erase the records with a tag, or of some seqs, from the topic and from tables that were exported "
         "from\n"
@@ -659,9 +667,6 @@ def _add_erase(subcommands: Commands) -> None:
         examples="tidelog pipeline erase data orders table --match 'customer-7*'\n"
         "tidelog pipeline erase http://127.0.0.1:4000 orders s3://lake/orders --seqs 4,5 --json",
     )
-    for name, about in (("where", "WHERE"), ("topic", "TOPIC")):
-        parser.add_argument(name, metavar=about)
-    parser.add_argument("tables", nargs="+", metavar="TABLE")
     parser.add_argument("--match", metavar="TAG", help="a tag, or the beginning of a tag and *")
     parser.add_argument("--seqs", type=parse_seqs, metavar="N,N…", help="these seqs")
     parser.add_argument("--actor", help="who erases, for the receipt")

@@ -450,11 +450,10 @@ def _ack_meaning(args: Namespace, durability: str) -> str:
 
 def _topic_to_write(log: protocols.Database, args: Namespace) -> protocols.Topic:
     """Open the topic to write to, or create it with --create."""
-    try:
-        topic = log.topic(args.topic, create=False)
-    except TopicNotFound:
+    topic = log.find(args.topic)
+    if topic is None:
         if not args.create:
-            raise
+            raise TopicNotFound(args.topic)
         return log.topic(args.topic, durability=args.durability or TopicConfig().durability)
     if args.durability not in (None, topic.config.durability):
         raise BadInput(

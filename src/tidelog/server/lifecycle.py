@@ -286,7 +286,8 @@ def _reload_settings(service: Service, reload_config: Callable[[], ServerConfig]
     try:
         service.reload(reload_config())
     except (OSError, Error) as error:
-        _log.error("SIGHUP: the settings were not reloaded, the old ones stay: %s", error)
+        reason = str(error).replace("; the server was not started", "")  # it runs, with the old settings
+        _log.error("SIGHUP: the settings were not reloaded, the old ones stay: %s", reason)
         return
     logging.getLogger("tidelog").setLevel(service.config.log_level.upper())
     _log.warning("SIGHUP: reloaded %s", ", ".join(RELOADABLE_SETTINGS))

@@ -74,6 +74,7 @@ def test_the_key_of_a_server(environment: pytest.MonkeyPatch) -> None:
         ("group commit data orders billing many", "argument SEQ: 'many' is not a whole number"),
         ("channel acl data !r@h everything", "'everything' is none of join, publish, read"),
         ("topic ls data --nonsense", "unrecognized arguments: --nonsense"),
+        ("topic ls data --nonsense 5", "unrecognized arguments: --nonsense 5"),
     ],
 )
 def test_a_wrong_command_line_says_what_is_right(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.kit import processes
 
 import tidelog
 from tidelog.cli import log
@@ -83,6 +85,11 @@ def test_a_command_made_alone_is_the_one_of_the_whole() -> None:
         alone |= {made.prog: made.format_help() for made in list(parsers(build_parser(command)))[1:]}
     del whole["tidelog"]
     assert alone == whole
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    done = processes.run([sys.executable, "-m", "tidelog", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"tidelog {tidelog.__version__}\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
