@@ -450,6 +450,9 @@ EXCUSES = (
     Excuse("engine/tiers.py", "a wait", "the thread that copies segments keeps a rate"),
     Excuse("engine/cold_claim.py", "chance", "ids of databases and claims on a store must not repeat"),
     Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),
+    Excuse(
+        "engine/producer.py", "a wait", "a sender waits for space or an outcome, and is woken by the thread that writes"
+    ),
     Excuse("engine/groups.py", "a wait", "a consumer waits for a record or a returned range, and is woken"),
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
     Excuse("http/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),

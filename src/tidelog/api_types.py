@@ -681,8 +681,12 @@ def error_from_wire(code: str, message: str, detail: Mapping[str, Any]) -> error
         setattr(error, name, detail.get(name, ""))
     if isinstance(error, errors.TopicExists):
         error.detail = {name: value for name, value in detail.items() if name != "topic"}
-    if "written" in detail:
-        error.written = detail["written"]
+    written = detail.get("written", error.written)
+    if isinstance(written, Mapping):  # of a body that is split into batches: what was written before the error
+        ranges = written.get("ranges") or []
+        error.acked = range(ranges[0][0], ranges[0][1] + 1) if len(ranges) == 1 else range(0)
+        written = None if detail.get("in_doubt") else bool(ranges)
+    error.written = written
     return error
 
 

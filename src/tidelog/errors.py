@@ -54,6 +54,7 @@ Error
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
 ├── WriteCancelled     the cause of a CancelledError: the write had begun and was finished first
 ├── InDoubt            it is unknown whether it was written; retry with the same key
+├── NotAllWritten      a producer stopped: some of the records that it took were not written, or may not have been
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
     ├── UnknownLayout    files of a layout, or a variant of one, that is not understood; nothing was changed
@@ -65,7 +66,7 @@ Error
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Error(Exception):
@@ -497,6 +498,22 @@ class WriteCancelled(Error):
 
 class InDoubt(Error):
     code, retryable, written = "in_doubt", True, None
+
+
+class NotAllWritten(Error):
+    """A producer stopped. `count_written` records were written before, in order; `records` were not; `in_doubt` may
+    have been. `__cause__` is the error that stopped it."""
+
+    code = "not_all_written"
+
+    def __init__(self, topic: str, *, count_written: int, records: list[Any], in_doubt: list[Any], reason: str) -> None:
+        doubt = f" and of {len(in_doubt)} it is unknown (`in_doubt`)" if in_doubt else ""
+        super().__init__(
+            f"the producer of {topic} stopped: {reason}. Of its records {count_written} were written, {len(records)} "
+            f"were not (`records`){doubt}; send those that were not written with another producer"
+        )
+        self.topic, self.count_written, self.records, self.in_doubt = topic, count_written, records, in_doubt
+        self.written = None if in_doubt else False
 
 
 class Damaged(Error):

@@ -11,6 +11,7 @@ either.
     Database        Database          RemoteDatabase
     Topic           Topic             RemoteTopic
     Queue           Queue             RemoteQueue
+    Producer        Producer          Producer
     …
 
 The classes name no protocol; mypy and `tests/contract` hold them to it. `help(tidelog.Topic.append)` says what a method
@@ -42,6 +43,7 @@ from tidelog.engine import (
     LatestRecord,
     Page,
     Preview,
+    ProducerStats,
     QueueCounts,
     Record,
     RecordReader,
@@ -55,6 +57,7 @@ from tidelog.engine.erase import ChainCheck, ErasureReceipt
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState
 from tidelog.engine.groups import CommitMode, GroupBatch, ResetTarget
 from tidelog.engine.idempotency import BatchRange
+from tidelog.engine.producer_queue import OnError
 from tidelog.engine.queues import AckResult, ExtendResult
 from tidelog.engine.queues.queue import JobsOrSeqs
 from tidelog.engine.queues.worker import Worker
@@ -144,6 +147,35 @@ class Group(Protocol):
     def consumers(self) -> list[ConsumerState]: ...
 
 
+class Delivery(Protocol):
+    """One record of a producer on its way."""
+
+    @property
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> int: ...
+
+
+class Producer(Protocol):
+    """Writes records of many threads in batches."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def send(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Delivery: ...
+    def flush(self, timeout: float | None = None) -> bool: ...
+    def close(self, timeout: float | None = None) -> None: ...
+    def stats(self) -> ProducerStats: ...
+
+
 class Topic(Protocol):
     """A durable, numbered sequence of records."""
 
@@ -190,6 +222,9 @@ class Topic(Protocol):
         sum: tuple[int, int],
         query_id: str = "",
     ) -> Appended: ...
+    def producer(
+        self, *, linger_ms: float = ..., max_bytes: int = ..., on_error: OnError | None = None
+    ) -> Producer: ...
     def producer_batches(self, writer: str) -> dict[int, BatchRange]: ...
     def delete(
         self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None
@@ -563,6 +598,35 @@ class AsyncGroup(Protocol):
     async def consumers(self) -> list[ConsumerState]: ...
 
 
+class AsyncDelivery(Protocol):
+    """One record of a producer on its way."""
+
+    @property
+    def done(self) -> bool: ...
+    async def result(self, timeout: float | None = None) -> int: ...
+
+
+class AsyncProducer(Protocol):
+    """Writes records of many tasks in batches."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def send(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncDelivery: ...
+    async def flush(self, timeout: float | None = None) -> bool: ...
+    async def close(self, timeout: float | None = None) -> None: ...
+    async def stats(self) -> ProducerStats: ...
+
+
 class AsyncTopic(Protocol):
     """A durable, numbered sequence of records."""
 
@@ -591,6 +655,9 @@ class AsyncTopic(Protocol):
         sum: tuple[int, int],
         query_id: str = "",
     ) -> Appended: ...
+    def producer(
+        self, *, linger_ms: float = ..., max_bytes: int = ..., on_error: OnError | None = None
+    ) -> AsyncProducer: ...
     async def producer_batches(self, writer: str) -> dict[int, BatchRange]: ...
     async def delete(
         self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None

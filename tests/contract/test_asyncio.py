@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,58 @@ def test_a_write_that_is_cancelled_at_any_await_is_known_to_be_done_or_not(
             assert [record.data for record in page.records] == ["a", "b"] * (len(page.records) // 2)
 
     run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operation", ["send", "flush", "result", "close"])
+def test_a_producer_call_that_is_cancelled_at_any_await_leaves_every_record_with_a_known_outcome(
+    kind: str, operation: str, tmp_path: Path, contract_server: str, name: Name
+) -> None:
+    async def main() -> None:
+        async with opened(kind, tmp_path, contract_server) as database:
+            topic = await database.topic(name(), durability="fsync")
+            expected: list[str] = []
+            outcomes = set()
+            for steps in range(40):
+                producer = topic.producer(linger_ms=0, max_bytes=2 * 80)
+                given = [f"{steps}-{number}" for number in range(4)]
+                first = await producer.send(given[0])
+                calls: dict[str, Callable[[], Awaitable[object]]] = {
+                    "send": partial(send_all, producer, given[1:]),
+                    "flush": producer.flush,
+                    "result": first.result,
+                    "close": producer.close,
+                }
+                limited = StepLimit(calls[operation](), steps)
+                unwritten: list[str] = []
+                try:
+                    await limited
+                except asyncio.CancelledError as error:
+                    failure = error.__cause__
+                    if failure is not None:
+                        assert operation == "close"
+                        assert isinstance(failure, errors.NotAllWritten)
+                        assert not failure.in_doubt
+                        unwritten = [record.data for record in failure.records]
+                    outcomes.add("unwritten" if unwritten else "cancelled")
+                else:
+                    outcomes.add("returned")
+                await producer.close() if operation != "close" else None
+                stats = await producer.stats()
+                assert (stats.waiting, stats.in_doubt, stats.refused) == (0, 0, len(unwritten))
+                expected += [data for data in given[: stats.accepted] if data not in unwritten]
+                if not limited.is_cancelled:
+                    break
+            assert "returned" in outcomes
+            assert len(outcomes) > 1
+            assert [record.data async for record in topic] == expected
+
+    run(main())
+
+
+async def send_all(producer: aio.AsyncProducer, datas: list[str]) -> None:
+    for data in datas:
+        await producer.send(data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,6 +250,7 @@ def test_both_kinds_are_of_the_protocol() -> None:
         (protocols.AsyncTopic, aio.AsyncTopic, aio.AsyncRemoteTopic),
         (protocols.AsyncQueue, aio.AsyncQueue, aio.AsyncRemoteQueue),
         (protocols.AsyncGroup, aio.AsyncGroup, aio.AsyncRemoteGroup),
+        (protocols.AsyncProducer, aio.AsyncProducer),
         (protocols.AsyncChannel, aio.AsyncChannel, aio.AsyncRemoteChannel),
     )
     for protocol, *kinds in pairs:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
+import pyarrow as pa
 import pytest
 from tests.contract.conftest import KEY
 from tests.contract_http.server import Server
@@ -79,7 +80,8 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def test_the_page_of_the_client_runs(contract_server: str) -> None:
+def test_the_page_of_the_client_runs(contract_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # it opens a directory `data`
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
     namespace: dict[str, object] = {}
     for block in blocks:
@@ -215,3 +217,12 @@ def test_open_names_connect_for_the_address_of_a_server(tmp_path: Path, monkeypa
     with pytest.raises(errors.BadInput, match=r"tidelog\.connect"):
         tidelog.open("http://127.0.0.1:4000")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_streamed_write_says_whether_anything_was_written(contract_server: str, name: Name) -> None:
+    with tidelog.connect(contract_server, key=KEY) as database:
+        topic = database.topic(name(), cap_records=10_000, discard="reject")
+        for rows, written, acked in ((10_001, True, range(1, 10_001)), (1, False, range(0))):
+            with pytest.raises(errors.Refused) as refused:
+                topic.append_arrow(pa.table({"data": [b"x"] * rows}))
+            assert (refused.value.written, refused.value.acked) == (written, acked)

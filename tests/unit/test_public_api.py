@@ -10,6 +10,8 @@ import pytest
 import tidelog
 from tidelog import backup
 from tidelog.commitlog import AsyncSegmentedLog, SegmentedLog
+from tidelog.engine import FailedRecords, UnwrittenRecord
+from tidelog.errors import BadInput
 from tidelog.testing import ManualClock, SimDisk
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -67,6 +69,13 @@ def _compaction_values() -> list[object]:
     return [topic.compact(), table, page, page.records[0], preview, preview.cap, preview.groups[0]]
 
 
+def producer_values(topic: tidelog.Topic) -> list[object]:
+    with topic.producer() as producer:
+        delivery = producer.send(1)
+    error = BadInput("no")
+    return [producer, delivery, producer.stats(), FailedRecords(error, []), UnwrittenRecord(1)]
+
+
 def test_returned_values_show_exactly_the_documented_names() -> None:
     disk = SimDisk()
     database = tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
@@ -85,6 +94,7 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
         *(topic.rewrite(), topic.erase(seqs=[3])),
         *(database.report, database.health(), database.topic("large").read().records[0].data),
         *backup_values(database, disk),
+        *producer_values(database.topic("sent")),
     )
     rows = PAGE.read_text().split("## Values that calls return\n")[1].split("\n## ")[0].splitlines()
     documented = [re.findall(r"`(\w+)`", row) for row in rows if row.startswith("| `")]

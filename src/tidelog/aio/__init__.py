@@ -4,20 +4,21 @@
         orders = await database.topic("orders")
         await orders.append({"sku": "A"})
 
-    embedded    a directory of this process: calls run on a few threads, so the event loop never waits for a disk
+    embedded    a directory of this process: calls run on a few threads, the event loop waits for no disk
     remote      a server: the calls of `tidelog.client` on asyncio streams
+    producer    records of many tasks in batches
     groups      the loops over a consumer group, and its batches
     threads     the pool of threads, and what a cancelled call has done
 
 Methods, results and errors are those of the blocking objects; single values such as `topic.head_seq` are in `state()`.
-A cancelled call is done or not done, never half. If it had begun to change something it is finished first, and the
-`CancelledError` has the outcome as its `__cause__`: `WriteCancelled` with `result`, or the error; InDoubt, of a server
-that did not respond. Without a cause nothing was changed.
+A cancelled call is done or not done. If it had begun to change something it is finished first, and the `CancelledError`
+has the outcome as its `__cause__`: `WriteCancelled` with `result`, or the error. Without a cause nothing was changed.
 """
 
 from __future__ import annotations
 
 from tidelog.aio.embedded import AsyncChannel, AsyncDatabase, AsyncGroup, AsyncQueue, AsyncTopic, open
+from tidelog.aio.producer import AsyncDelivery, AsyncProducer
 from tidelog.aio.remote import (
     AsyncRemoteChannel,
     AsyncRemoteDatabase,
@@ -30,7 +31,9 @@ from tidelog.aio.remote import (
 __all__ = [
     "AsyncChannel",
     "AsyncDatabase",
+    "AsyncDelivery",
     "AsyncGroup",
+    "AsyncProducer",
     "AsyncQueue",
     "AsyncRemoteChannel",
     "AsyncRemoteDatabase",

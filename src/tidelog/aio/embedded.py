@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tidelog import database as embedded
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
+from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.threads import THREADS, Threads
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, ChannelManager, Subscription
 from tidelog.channels.rules import User
@@ -43,6 +44,7 @@ from tidelog.engine import (
 )
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
 from tidelog.engine.groups import CommitMode, leases_of
+from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import READER_POLL_S, ExcludedNodes, OnGap
@@ -276,6 +278,22 @@ class AsyncTopic(AsyncObject[Topic]):
     append_arrow = writing(Topic.append_arrow)
     append_numbered = writing(Topic.append_numbered)
     producer_batches = reading(Topic.producer_batches)
+
+    def producer(
+        self, *, linger_ms: float = LINGER_MS, max_bytes: int = MAX_BYTES, on_error: OnError | None = None
+    ) -> AsyncProducer:
+        operations = topic_operations(self._target)
+
+        async def write(batch: ProducerBatch) -> Appended:
+            return await self._threads.commit(lambda: operations.submit(batch.encode()))
+
+        async def check() -> None:
+            await self._threads.read(operations.check_writable)
+
+        return AsyncProducer(
+            self.name, write, check, operations.limits, linger_ms=linger_ms, max_bytes=max_bytes, on_error=on_error
+        )
+
     delete = writing(Topic.delete)
     compact = writing(Topic.compact)
     seal = writing(Topic.seal)

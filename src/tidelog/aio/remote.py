@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
+from tidelog.aio.producer import AsyncProducer
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, SubscriptionEnded
 from tidelog.client.asyncio_http import AsyncClient
@@ -33,10 +34,12 @@ from tidelog.client.events import ServerEvent, SseParser
 from tidelog.client.follow import FollowCursor
 from tidelog.client.group_calls import GroupCalls, list_groups
 from tidelog.client.queue_calls import QueueCalls
-from tidelog.client.topic_calls import RecordHead, ScanCursor, TopicCalls
+from tidelog.client.topic_calls import RecordHead, ScanCursor, TopicCalls, new_producer_name
+from tidelog.client.wire import RECORD_LIMITS
 from tidelog.database import Database
 from tidelog.engine import (
     SEQ_MAX,
+    Appended,
     Counts,
     Gap,
     Group,
@@ -50,6 +53,7 @@ from tidelog.engine import (
 )
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import CommitMode
+from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.errors import BadInput, Error, Unavailable
@@ -223,6 +227,22 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     append_stream = awaiting(TopicCalls.append_stream)
     append_arrow = awaiting(TopicCalls.append_arrow)
     append_numbered = awaiting(TopicCalls.append_numbered)
+
+    def producer(
+        self, *, linger_ms: float = LINGER_MS, max_bytes: int = MAX_BYTES, on_error: OnError | None = None
+    ) -> AsyncProducer:
+        producer = new_producer_name()
+
+        async def write(batch: ProducerBatch) -> Appended:
+            return await self._run(self._calls.append_batch(batch, producer))
+
+        async def check() -> None:
+            await self._run(self._calls.check_producer(self._client.repeats_for_ms))
+
+        return AsyncProducer(
+            self.name, write, check, RECORD_LIMITS, linger_ms=linger_ms, max_bytes=max_bytes, on_error=on_error
+        )
+
     producer_batches = awaiting(TopicCalls.producer_batches)
     delete = awaiting(TopicCalls.delete)
     compact = awaiting(TopicCalls.compact)

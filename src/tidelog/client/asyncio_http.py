@@ -198,6 +198,11 @@ class AsyncClient:
         for connection in idle:
             connection.close()
 
+    @property
+    def repeats_for_ms(self) -> int:
+        """The longest time from the first attempt of a request to the last one."""
+        return self.core.retry_ms + int(self._timeout_s * 1000)
+
     # ── calls ─────────────────────────────────────────────────────────────────────────────────
 
     async def call(self, call: Call[T]) -> T:

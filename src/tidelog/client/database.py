@@ -34,10 +34,12 @@ from tidelog.client.follow import FollowCursor
 from tidelog.client.group_calls import GroupCalls, list_groups
 from tidelog.client.http import Client
 from tidelog.client.queue_calls import QueueCalls
-from tidelog.client.topic_calls import ScanCursor, TopicCalls
+from tidelog.client.topic_calls import ScanCursor, TopicCalls, new_producer_name
+from tidelog.client.wire import RECORD_LIMITS
 from tidelog.database import Database
 from tidelog.engine import (
     SEQ_MAX,
+    Appended,
     Counts,
     Gap,
     Group,
@@ -52,6 +54,8 @@ from tidelog.engine import (
 )
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import CommitMode, GroupBatch, consume_group, follow_group
+from tidelog.engine.producer import Producer
+from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.worker import Worker, worker_for
 from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
@@ -314,6 +318,19 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     append_stream = blocking(TopicCalls.append_stream)
     append_arrow = blocking(TopicCalls.append_arrow)
     append_numbered = blocking(TopicCalls.append_numbered)
+
+    def producer(
+        self, *, linger_ms: float = LINGER_MS, max_bytes: int = MAX_BYTES, on_error: OnError | None = None
+    ) -> Producer:
+        self._run(self._calls.check_producer(self._client.repeats_for_ms))
+
+        producer = new_producer_name()
+
+        def write(batch: ProducerBatch) -> Appended:
+            return self._run(self._calls.append_batch(batch, producer))
+
+        return Producer(self.name, write, RECORD_LIMITS, linger_ms=linger_ms, max_bytes=max_bytes, on_error=on_error)
+
     producer_batches = blocking(TopicCalls.producer_batches)
     delete = blocking(TopicCalls.delete)
     compact = blocking(TopicCalls.compact)

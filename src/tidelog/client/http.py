@@ -104,6 +104,11 @@ class Client:
         if self._pid != process.process_id():  # a fork by C code runs no hooks
             self.on_fork(self._pid)
 
+    @property
+    def repeats_for_ms(self) -> int:
+        """The longest time from the first attempt of a request to the last one."""
+        return self.core.retry_ms + int(self._timeout_s * 1000)
+
     # ── calls ─────────────────────────────────────────────────────────────────────────────────
 
     def call(self, call: Call[T]) -> T:

@@ -57,11 +57,12 @@ from tidelog.engine import (
     TopicInfo,
     UnreadLoss,
 )
-from tidelog.engine.batch_encoder import check_int, is_utf8_text, prepare_batch
+from tidelog.engine.batch_encoder import Batch, check_int, is_utf8_text, prepare_batch
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT
 from tidelog.engine.idempotency import BatchRange
+from tidelog.engine.producer_queue import ProducerBatch
 from tidelog.engine.read import SCHEMA, parse_nodes
 from tidelog.engine.rewrite import RewriteResult, RewrittenFile, SkippedSegment
 from tidelog.engine.segment import SizeCount
@@ -213,6 +214,23 @@ class TopicCalls:
         query = {"create": False}
         request = Request("POST", self.path(), body, query, headers, retry_safe=True)
         return parse_appended((yield request).json(), is_own_key=key is None)
+
+    def append_batch(self, batch: ProducerBatch, producer: str) -> Call[Appended]:
+        """Write a batch of a producer (`new_producer_name`); once, however often it is sent."""
+        headers = {"Content-Type": ARROW, "Idempotency-Key": f"{producer}:{batch.name}"}
+        body = encode_batch(batch.encode())
+        request = Request("POST", self.path(), body, {"create": False}, headers, retry_safe=True)
+        return parse_appended((yield request).json())
+
+    def check_producer(self, repeated_for_ms: int) -> Call[None]:
+        """Raise where the topic may forget the key of a batch that is still repeated: it would be written twice."""
+        window_ms = (yield from self.state()).config.idempotency_window_ms
+        if repeated_for_ms >= window_ms:
+            raise BadInput(
+                f"{self.name} remembers for {window_ms} ms which batches were written (idempotency_window_ms), and "
+                f"this client repeats a batch for up to {repeated_for_ms} ms (timeout_s and retry_s); nothing was "
+                "done, connect with less than that or let the topic remember longer"
+            )
 
     def append_numbered(
         self,
@@ -507,6 +525,23 @@ def _write_key(key: str | None) -> str:
     if not is_utf8_text(key) or not key:
         raise BadInput(f"a key is text of 1 to 256 bytes, not {key!r:.80}; nothing was written")
     return key
+
+
+def new_producer_name() -> str:
+    """A name that no other producer has, for the keys of its batches."""
+    return token_hex(16)
+
+
+def encode_batch(batch: Batch) -> Buffer:
+    """Encode records as an Arrow stream."""
+    count, columns = len(batch), {"data": pa.array(batch.datas, pa.binary())}
+    for name, column in (("tag", batch.tag), ("node", batch.node), ("meta", batch.metas)):
+        if column:
+            values = column if isinstance(column, list) else [column] * count
+            columns[name] = pa.array(values, pa.binary())
+    if batch.json is not False:
+        columns["json"] = pa.array(batch.json if isinstance(batch.json, list) else [True] * count, pa.bool_())
+    return encode_table(pa.record_batch(columns))
 
 
 def encode_table(table: pa.Table | pa.RecordBatch) -> bytes:

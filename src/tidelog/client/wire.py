@@ -16,7 +16,7 @@ from tidelog.formats.large_record import REFERENCE_KEY
 
 encode_json = msgspec.json.Encoder().encode
 # The server has limits of its own and its errors are the engine's: here records are only checked to be encodable.
-_LIMITS: Final = EngineConfig(batch_records_max=1 << 20, record_bytes_max=1 << 30)
+RECORD_LIMITS: Final = EngineConfig(batch_records_max=1 << 20, record_bytes_max=1 << 30)
 OpenRecord = Callable[[int], RecordReader]
 
 
@@ -24,7 +24,7 @@ def encode_records(
     records: object, *, tag: object = None, node: object = None, meta: object = None, extra: Mapping[str, object] = {}
 ) -> list[msgspec.Raw]:
     """Check and encode records as `Topic.append` does; return the objects of a write. `extra`: fields of each."""
-    batch = prepare_batch(_LIMITS, records, tag, node, meta)
+    batch = prepare_batch(RECORD_LIMITS, records, tag, node, meta)
     more = b"".join(b",%b:%b" % (encode_json(name), encode_json(value)) for name, value in extra.items())
     return [msgspec.Raw(b'{"data":%b%b%b}' % (data, names, more)) for data, names in _encoded_columns(batch)]
 

@@ -11,7 +11,7 @@ module of functions over a `TopicState` (`topic_state.py`), which is the module 
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
     copy    segment_listing, segment_table: files for Spark; snapshot -> backup -> backup_target; restore, restore_cut
-    beside  groups, group_leases: cursors of consumers, and consumers that share one
+    beside  groups, group_leases: cursors of consumers, and consumers that share one; producer, producer_queue
             queues/: jobs and leases; routing/: copies of records between topics
 """
 
@@ -28,6 +28,8 @@ from tidelog.engine.health import Corruption, HealthState, TaskState
 from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_read import LargeData, RecordReader
 from tidelog.engine.latest import LatestPage, LatestRecord, LatestTable
+from tidelog.engine.producer import Delivery, Producer
+from tidelog.engine.producer_queue import FailedRecords, ProducerStats, UnwrittenRecord
 from tidelog.engine.queues import (
     AckResult,
     ClaimRequest,
@@ -66,10 +68,12 @@ __all__ = [
     "Corruption",
     "Counts",
     "Deleted",
+    "Delivery",
     "Engine",
     "EngineConfig",
     "EvictedRange",
     "ExtendResult",
+    "FailedRecords",
     "FieldSelection",
     "Gap",
     "GapEntries",
@@ -87,6 +91,8 @@ __all__ = [
     "LatestTable",
     "Page",
     "Preview",
+    "Producer",
+    "ProducerStats",
     "Queue",
     "QueueCounts",
     "Record",
@@ -101,6 +107,7 @@ __all__ = [
     "TopicConfig",
     "TopicInfo",
     "UnreadLoss",
+    "UnwrittenRecord",
     "Worker",
     "divide_jobs",
     "lease_token",

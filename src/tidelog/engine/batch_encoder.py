@@ -242,17 +242,18 @@ def _encode_names(value: object, what: str, count: int, limit: int) -> Column:
     if value is None:
         return b""
     if isinstance(value, str):
-        return _encode_name(value, what, limit)
+        return encode_name(value, what, limit)
     if isinstance(value, list | tuple):
         if len(value) != count:
             raise BadInput(f"{count} records came with {len(value)} values of {what}; nothing was written")
-        return [b"" if item is None else _encode_name(item, what, limit) for item in value]
+        return [b"" if item is None else encode_name(item, what, limit) for item in value]
     raise BadInput(
         f"a {what} is text, or a list with one for each record, not {type(value).__name__}; nothing was written"
     )
 
 
-def _encode_name(value: object, what: str, limit: int) -> bytes:
+def encode_name(value: object, what: str, limit: int) -> bytes:
+    """Check and encode one tag or node."""
     if not isinstance(value, str):
         raise BadInput(f"a {what} is text, not {type(value).__name__}; nothing was written")
     try:
@@ -279,6 +280,14 @@ def _encode_metas(value: object, count: int, limits: EngineConfig) -> list[bytes
     encoded = iter(to_json([meta for meta in given if meta is not None]) if any(m is not None for m in given) else [])
     metas = [b"" if meta is None else next(encoded) for meta in given]
     return _check_meta_sizes(metas, limits)
+
+
+def encode_meta(value: object, limits: EngineConfig) -> bytes:
+    """Check and encode the meta of one record; an empty one where it is empty."""
+    if not isinstance(value, dict):
+        raise BadInput(f"a meta is a dict, not {type(value).__name__}; nothing was written")
+    metas = _encode_metas([value], 1, limits)
+    return metas[0] if metas else b""
 
 
 def _reencode_metas(texts: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:

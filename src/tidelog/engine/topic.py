@@ -25,7 +25,7 @@ from tidelog.engine import (
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.blobs import BlobFile
 from tidelog.engine.compaction import Compacted
-from tidelog.engine.config import TopicConfig
+from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
@@ -34,6 +34,8 @@ from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_append import StreamedAppend
 from tidelog.engine.large_read import RecordReader
 from tidelog.engine.latest import LatestTable
+from tidelog.engine.producer import Producer
+from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult, redrive_records
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
@@ -94,6 +96,16 @@ class TopicOperations:
     def segment_table(self, *, strong: bool = False, from_seq: int = 0, limit: int | None = None) -> SegmentTableList:
         """`Topic.segments` as columns."""
         return segment_listing.list_segment_table(self._state, strong=strong, from_seq=from_seq, limit=limit)
+
+    @property
+    def limits(self) -> EngineConfig:
+        """What a record and a write may have."""
+        return self._state.context.limits
+
+    def check_writable(self) -> None:
+        """Raise why it takes no records, if it takes none."""
+        with self._state.lock:
+            self._state.check_writable()
 
     @property
     def has_upstream(self) -> bool:
@@ -403,6 +415,34 @@ class Topic:
             else producer_batches.prepare_tables(self._state.context.limits, tables)
         )
         return producer_batches.append_producer_batch(self._state, parts, writer, number, sum, query_id)
+
+    def producer(
+        self, *, linger_ms: float = LINGER_MS, max_bytes: int = MAX_BYTES, on_error: OnError | None = None
+    ) -> Producer:
+        """Return a producer: `send` from many threads, written in batches. Use it in a `with` block.
+
+        Args:
+            linger_ms: how long the first record of a batch waits for others.
+            max_bytes: how much may be without an outcome before `send` waits; records count 64 bytes more each.
+            on_error: called with a FailedRecords for each batch that was refused, and the producer goes on. Without
+                it the first such batch stops the producer. One whose outcome is unknown always does.
+        """
+        state = self._state
+        self._operations.check_writable()
+
+        def write(batch: ProducerBatch) -> Appended:
+            return append.submit_write(state, batch.encode()).wait()
+
+        limits = state.context.limits
+        return Producer(
+            self.name,
+            write,
+            limits,
+            linger_ms=linger_ms,
+            max_bytes=max_bytes,
+            on_error=on_error,
+            clock=state.context.clock,
+        )
 
     def producer_batches(self, writer: str) -> dict[int, BatchRange]:
         """Return the last batches of this producer, by number."""
