@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -41,6 +42,38 @@ def test_a_table_in_a_bucket(
         spark=spark,
     )
     assert copied.rows == 300
+
+
+def test_partitions_and_upserts_with_a_session(spark: SparkSession, tmp_path: Path, s3_server: S3Server) -> None:
+    harness = PipelineHarness(tmp_path, "delta", place=s3_table(s3_server, "latest"))
+    with harness.engine() as log:
+        log.topic("orders").append([{"id": number % 5, "n": number} for number in range(40)], tag="t")
+        log.topic("orders").append([{"id": 3}], meta={"tombstone": True})
+    keys, table = s3_options(s3_server), harness.table
+    given: dict[str, Any] = {"storage_options": keys, "spark": spark}
+    done = pipelines.export(
+        harness.data, "orders", table, mode="latest", latest_key="/id", change_feed=True, schema="n int", **given
+    )
+    assert (done.rows, done.stop) == (4, 42)
+    found = {row.key: row.n for row in pipelines.read(spark, table, storage_options=keys).collect()}
+    assert found == {"0": 35, "1": 36, "2": 37, "4": 39}
+    assert pipelines.reconcile(harness.data, "orders", table, **given).equal
+    changed = pipelines.changes(spark, table, storage_options=keys)
+    assert {row._change_type for row in changed.collect()} == {"insert"}
+    assert "_commit_version" in changed.columns
+    with pytest.raises(BadInput, match="leave the option out"):
+        pipelines.export(harness.data, "orders", table, mode="append", **given)
+    with pytest.raises(BadInput, match="newest row of each key"):
+        pipelines.read_live(spark, harness.data, "orders", table, storage_options=keys)
+    days = f"{table}-days"
+    pipelines.export(harness.data, "orders", days, partition_by="date(ts)", **given)
+    frame = pipelines.read(spark, days, storage_options=keys)
+    assert frame.groupBy("ts_date").count().selectExpr("sum(count)").first() == (41,)
+    assert pipelines.reconcile(harness.data, "orders", days, **given).equal
+    assert pipelines.read_live(spark, harness.data, "orders", days, storage_options=keys).count() == 41
+    erased = pipelines.erase(harness.data, "orders", [days], seqs=[7], **given)
+    assert erased.tables[0].rows == 1
+    assert pipelines.reconcile(harness.data, "orders", days, **given).equal
 
 
 def test_a_backfill_into_a_table_in_a_bucket(spark: SparkSession, tmp_path: Path, s3_server: S3Server) -> None:

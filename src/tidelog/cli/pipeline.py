@@ -77,6 +77,10 @@ def export(args: Namespace, screen: Screen) -> int:
             schema=args.schema,
             infer=args.infer,
             bad=args.bad,
+            partition_by=args.partition_by,
+            mode=args.mode,
+            latest_key=args.latest_key,
+            change_feed=args.change_feed,
             on_gap=args.on_gap,
             sizes=sizes,
             storage_options=dict(args.storage_options),
@@ -536,6 +540,18 @@ def _add_export(subcommands: Commands) -> None:
     parser.add_argument(
         "--bad", choices=("rescue", "quarantine", "fail"), default="rescue", help="records that do not fit (rescue)"
     )
+    parser.add_argument(
+        "--partition-by", metavar="RULE", help="of a table that is new: date(ts), or a column such as tag (none)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("append", "latest"),
+        help="of a table that is new: a row of each record (append), or the newest row of each key (Delta tables)",
+    )
+    parser.add_argument(
+        "--latest-key", metavar="RULE", help="of --mode latest: tag, or a JSON pointer such as /user/id"
+    )
+    parser.add_argument("--change-feed", action="store_true", help="of --mode latest: keep what each commit changed")
     parser.add_argument(
         "--on-gap", choices=("fail", "skip"), default="fail", help="records lost before they were read (fail)"
     )

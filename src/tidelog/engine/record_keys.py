@@ -103,11 +103,12 @@ class KeySelector:
         while lo < len(which):
             start = int(ends[lo - 1]) if lo else 0
             hi = max(int(np.searchsorted(ends, start + _CHUNK_BYTES)), lo + 1)
-            keys += self._keys_of_texts(copy_values(rows.buf, rows.data.take(which[lo:hi])))
+            keys += self.keys_of_texts(copy_values(rows.buf, rows.data.take(which[lo:hi])))
             lo = hi
         return keys
 
-    def _keys_of_texts(self, texts: list[bytes]) -> list[bytes | None]:
+    def keys_of_texts(self, texts: list[bytes]) -> list[bytes | None]:
+        """Return the key in each JSON text, of a rule that is a pointer."""
         if self._parse is not None:
             try:
                 found = self._parse(b"[" + b",".join(texts) + b"]")

@@ -2,7 +2,7 @@
 
     export      a topic → a Delta table or a directory of Parquet files, here or in a bucket, exactly once
     export_here the same in this process, without Java
-    read        a table → a DataFrame, without a jar; read_live: with the records that are not exported yet
+    read        a table → a DataFrame, without a jar; read_live: with the log after it; changes: what commits changed
     reconcile   compare a table with its topic, show the first difference, repair ranges
     scrub       verify every checksum of a directory, in parallel, or every record of a server or an object store
     backfill    files, a table or a range of a topic → a function → a topic or a table
@@ -10,9 +10,8 @@
     erase       records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
 
-Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. Each job is in its own
-module (`export_job`, …), `table_formats` has the tables, `table_source` and `live_table` read them, and `transforms`
-has the functions DataFrame → DataFrame.
+Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. A job has a module of its
+own (`export_job`, …); `table_formats` has the tables, `table_source` reads them, `transforms` has functions of DataFrames.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 from tidelog.pipelines import transforms
 from tidelog.pipelines.api import (
     backfill,
+    changes,
     erase,
     export,
     export_here,
@@ -53,6 +53,7 @@ __all__ = [
     "Stats",
     "TableStatus",
     "backfill",
+    "changes",
     "erase",
     "export",
     "export_here",

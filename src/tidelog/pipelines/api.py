@@ -27,7 +27,16 @@ from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.store_options import TABLE_SCHEMES
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfill_job, erase_job, live_table, record_mapping, restore_job, table_formats
+from tidelog.pipelines import (
+    backfill_job,
+    erase_job,
+    latest_rows,
+    live_table,
+    partitions,
+    record_mapping,
+    restore_job,
+    table_formats,
+)
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
 from tidelog.pipelines.erase_job import Erased, Selection
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
@@ -39,8 +48,9 @@ from tidelog.pipelines.spark_tasks import LocalTaskRunner, SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
 from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
-from tidelog.pipelines.table_source import read_table
+from tidelog.pipelines.table_source import read_changes, read_table
 from tidelog.pipelines.table_status import TableStatus, table_status
+from tidelog.pipelines.upsert_job import LatestReconcileJob, UpsertJob, require_delta
 from tidelog.spark import backends, decode
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
@@ -50,6 +60,7 @@ from tidelog.spark.spark_session import is_connect, is_local_master
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
+Mode: TypeAlias = Literal["append", "latest"]
 StorageOptions: TypeAlias = Mapping[str, str] | None
 _FOLLOW_PAUSE_S: Final = 5.0
 COLUMNS_WITH_IS_JSON: Final = (*COLUMNS, IS_JSON)  # from topic to topic: JSON stays JSON
@@ -110,6 +121,10 @@ def export(
     schema: StructType | str | None = None,
     infer: bool = False,
     bad: BadRecordPolicy = "rescue",
+    partition_by: str | None = None,
+    mode: Mode | None = None,
+    latest_key: str | None = None,
+    change_feed: bool = False,
     on_gap: Literal["fail", "skip"] = "fail",
     sizes: Sizes | None = None,
     follow: bool = False,
@@ -128,6 +143,12 @@ def export(
         format: of a new table, delta (the default) or parquet; a table of a catalog is an Iceberg table.
         storage_options: credentials and endpoints of the object store, as deltalake or pyarrow call them, and
             properties of the catalog.
+        partition_by: of a new table: `date(ts)` for the day of a record, or a column. A directory (Delta, Parquet) or a
+            partition of the table (Iceberg) for each value.
+        mode: of a new table, `append` (the default), with a row of each record, or `latest`, with the newest row of
+            each key, in a Delta table.
+        latest_key: of `latest`: `tag`, or a JSON pointer such as `/user/id`.
+        change_feed: of a new table of `latest`: `changes` reads what each commit changed.
         follow: continue as records come, until the process is interrupted.
         pause: continue until it returns true; it is called after every round, with true where nothing was exported, and
             waits there. Without it `follow` waits 5 s.
@@ -140,15 +161,26 @@ def export(
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
     _find_topic(location, topic, where)
-    with closing(_open_table(place, format, step)) as into, job_session(spark, master, conf) as live:
+    with ExitStack() as stack:
+        into = stack.enter_context(closing(_open_table(place, format, step)))
+        is_latest = _is_latest(into, mode, latest_key, partition_by, change_feed=change_feed)
+        live = stack.enter_context(job_session(spark, master, conf))
 
         def make_mapping(backend: Backend) -> RecordMapping:
+            fields = _parse_schema(schema) if isinstance(schema, str) else schema
             if infer:
-                return _infer_mapping(backend, options, bad)
-            return record_mapping.new_mapping(_parse_schema(schema) if isinstance(schema, str) else schema, bad)
+                fields = _infer_fields(backend, options)
+            hidden = into.format == "iceberg"
+            made = record_mapping.new_mapping(fields, bad, partition_by, hidden_partitions=hidden)
+            return latest_rows.latest_mapping(made, latest_key) if is_latest else made
 
         context = _job_context(live, place.disk, step)
-        with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
+        made_job = (
+            UpsertJob(options, into, make_mapping, context, sizes, change_feed=change_feed)
+            if is_latest
+            else ExportJob(options, into, make_mapping, context, sizes)
+        )
+        with closing(made_job) as job:
             return job.run(progress, should_stop=pause)
 
 
@@ -190,15 +222,54 @@ def export_here(
             )
 
         def make_mapping(backend: Backend) -> RecordMapping:
-            return _infer_mapping(backend, options, bad) if infer else record_mapping.new_mapping(None, bad)
+            return record_mapping.new_mapping(_infer_fields(backend, options) if infer else None, bad)
 
+        if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
+            raise BadInput(
+                f"{table} keeps the newest row of each key, which Spark writes; nothing was written, use tidelog pipeline "
+                "export"
+            )
         context = JobContext(LocalTaskRunner(), place.disk, SystemClock(), step)
         with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
             return job.run(progress)
 
 
-def _infer_mapping(backend: Backend, options: Options, bad: BadRecordPolicy) -> RecordMapping:
-    return record_mapping.new_mapping(decode.infer_fields(sample_data(backend, options)), bad)
+def _infer_fields(backend: Backend, options: Options) -> StructType:
+    return decode.infer_fields(sample_data(backend, options))
+
+
+def _is_latest(
+    table: interface.Table, mode: Mode | None, key: str | None, partition_by: str | None, *, change_feed: bool
+) -> bool:
+    """Return whether a table has the newest row of each key. Raises BadInput for options that are not those of the
+    table."""
+    last = table.last_commit()
+    if last is None:
+        if mode != "latest" and (key is not None or change_feed):
+            raise BadInput("a key or a change feed without the mode latest; nothing was written, give the mode")
+        if mode == "latest":
+            require_delta(table)
+            latest_rows.check_key(key)
+        return mode == "latest"
+    known = record_mapping.mapping_from_commit(last.schema, last.shape)
+    there = "append" if known.latest_key is None else "latest"
+    given = (
+        ("mode", mode, there),
+        ("key", key, known.latest_key),
+        ("partition", None if partition_by is None else partitions.parse_rule(partition_by), known.partition_by),
+    )
+    for name, asked, has in given:
+        if asked is not None and asked != has:
+            raise BadInput(
+                f"{table.path} was made with the {name} {has or '(none)'}, not {asked}; nothing was written, leave the "
+                "option out or name another table"
+            )
+    if change_feed and not delta.describe_columns(table.disk, table.path)[1]:
+        raise BadInput(
+            f"{table.path} was made without a change feed; nothing was written, leave the option out or name another "
+            "table"
+        )
+    return known.latest_key is not None
 
 
 def _wait_when_idle(is_idle: bool) -> bool:
@@ -306,9 +377,37 @@ def reconcile(
     with (
         closing(_open_table(place, None, step, write=repair)) as into,
         job_session(spark, master, conf) as live,
-        closing(ReconcileJob(options, into, _job_context(live, place.disk, step))) as job,
+        closing(_reconcile_job(options, into, _job_context(live, place.disk, step))) as job,
     ):
         return job.run(repair=repair, progress=progress)
+
+
+def _reconcile_job(options: Options, table: interface.Table, context: JobContext) -> ReconcileJob | LatestReconcileJob:
+    last = table.last_commit()
+    if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
+        return LatestReconcileJob(options, table, context)
+    return ReconcileJob(options, table, context)
+
+
+def changes(
+    spark: SparkSession,
+    table: str,
+    *,
+    first_version: int = 0,
+    last_version: int | None = None,
+    storage_options: StorageOptions = None,
+) -> DataFrame:
+    """Load what the commits of a table with a change feed changed, as rows with `_change_type` (insert, delete,
+    update_preimage, update_postimage), `_commit_version` and `_commit_timestamp`.
+
+    Args:
+        first_version, last_version: of the table, both included; by default all, up to the newest one now.
+
+    Example:
+        >>> pipelines.changes(spark, "lake/users", first_version=7).where("_change_type = 'delete'").show()
+    """
+    place = table_formats.find_place(table, "the table", storage_options)
+    return read_changes(spark, place, first_version, last_version)
 
 
 def scrub(

@@ -497,7 +497,7 @@ def backfill_table(
         table.disk,
         _results_path(table.path, table.disk),
     )
-    files = [msgspec.json.decode(result, type=DataFile) for result in results]
+    files = [file for result in results for file in msgspec.json.decode(result, type=list[DataFile])]
     commit = Commit(
         snapshot.topic,
         snapshot.epoch,

@@ -33,6 +33,7 @@ from tidelog.errors import BadInput
 from tidelog.pipelines.table_formats import Place, delta
 from tidelog.pipelines.table_formats.interface import QUARANTINE_DIR, Table
 from tidelog.pipelines.table_source import read_table
+from tidelog.pipelines.upsert_job import remove_staged
 
 RepairTable: TypeAlias = Callable[[Place, Table], object]
 _ERASE_TIMEOUT_S: Final = 24 * 3600.0
@@ -164,6 +165,7 @@ def erase_table(
 
 def _erase_delta(place: Place, selection: Selection) -> ErasedTable:
     predicate = selection.to_sql()
+    remove_staged(place.disk, place.path)
     rows, replaced = delta.delete_rows(place.disk, place.path, predicate)
     removed = sorted({*replaced, *delta.remove_unnamed_files(place.disk, place.path)})
     left = delta.count_rows_where(place.disk, place.path, predicate)

@@ -38,7 +38,7 @@ from pyspark import TaskContext
 from tidelog.clock import Clock
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, TopicNotFound
-from tidelog.pipelines import compare, record_mapping
+from tidelog.pipelines import compare, partitions, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonTask
 from tidelog.pipelines.record_mapping import RecordMapping, TableRows
 from tidelog.pipelines.spark_tasks import TaskRunner
@@ -53,6 +53,7 @@ from tidelog.spark.options import Options
 from tidelog.spark.plan import TopicRange
 from tidelog.spark.task_reader import TaskReader
 
+_BUFFERED_BYTES_MAX: Final = 64 << 20  # of all partitions of a task
 CommitReason: TypeAlias = Literal["nothing", "bytes", "age", "once", "wait"]
 
 
@@ -101,6 +102,16 @@ class CommitTarget:
     def staged_path(self, name: str) -> str:
         return interface.staged_path(self.path, self.format, name)
 
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns of the files: a partition column is in their paths."""
+        name = self.mapping.partition_column if self.is_partitioned_by_path else None
+        return pa.schema([field for field in self.mapping.arrow if field.name != name])
+
+    @property
+    def is_partitioned_by_path(self) -> bool:
+        return self.format != "iceberg"
+
 
 @dataclass(frozen=True)
 class ExportTask:
@@ -111,7 +122,7 @@ class ExportTask:
     stop: int
 
 
-def export_range(task: ExportTask) -> DataFile:
+def export_range(task: ExportTask) -> list[DataFile]:
     """Runs on an executor, perhaps twice: every attempt has its own files."""
     topic = task.target.footer.topic
     with closing(backends.open_backend(task.options)) as backend:
@@ -123,51 +134,130 @@ def export_range(task: ExportTask) -> DataFile:
         )
 
 
-class FilePair:
-    """The two staged files of one range: rows of the table and rows in quarantine. An error in a `with` block removes
-    both."""
+class _PartitionFile:
+    """The file of one partition, and the sums of its rows with all columns."""
+
+    def __init__(self, name: str, writer: ParquetFileWriter) -> None:
+        self.name, self.writer, self.rows, self.hash = name, writer, 0, 0
+
+    def add(self, rows: pa.RecordBatch, hashed: int) -> None:
+        self.rows, self.hash = self.rows + rows.num_rows, (self.hash + hashed) & row_hash.MASK_64
+        self.writer.add(rows)
+
+
+class RangeFiles:
+    """The staged files of one range: rows of the table, a file a partition, and rows in quarantine. An error in a
+    `with` block removes all."""
 
     def __init__(self, target: CommitTarget, name: str) -> None:
-        self._footer, self._name, self._bad_name = target.footer, name, f"{interface.QUARANTINE_DIR}/{name}"
-        self.rows_file = ParquetFileWriter(target.disk, target.staged_path(name), target.mapping.arrow)
+        self._target, self._name = target, name
+        self._files: dict[tuple[str, str | None], _PartitionFile] = {}
+        self._bad_name = interface.quarantine_name(name)
         self.quarantine_file = ParquetFileWriter(
             target.disk, target.staged_path(self._bad_name), record_mapping.QUARANTINE_SCHEMA
         )
 
-    def __enter__(self) -> FilePair:
+    def __enter__(self) -> RangeFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.rows_file.abandon()
+            for file in self._files.values():
+                file.writer.abandon()
             self.quarantine_file.abandon()
 
-    def close(self, first: int, stop: int, *, rows: int | None = None, hash: int | None = None) -> DataFile:
-        """Complete both files and return their entry in the commit. Without rows in quarantine there is no second file.
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self._files.values())
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        rule = self._target.mapping.partition_by
+        if not batch.num_rows:
+            return
+        if rule is None:
+            self._file("", None).add(batch, row_hash.sum_hashes(row_hash.hash_rows(batch)))
+            return
+        # Positions instead of rows: the hash of a row has its partition column, the file has not.
+        hashes = row_hash.hash_rows(batch)
+        for part in partitions.split(batch, rule, by_path=self._target.is_partitioned_by_path):
+            file = self._file(part.folder, part.key)
+            file.add(part.rows, row_hash.sum_hashes(hashes[part.positions]))
+        self._limit_memory()
+
+    def _file(self, folder: str, key: str | None) -> _PartitionFile:
+        found = self._files.get((folder, key))
+        if found is not None:
+            return found
+        target, number = self._target, len(self._files)
+        if number >= partitions.PARTITIONS_MAX:
+            raise BadInput(
+                f"a range of the topic has more than {partitions.PARTITIONS_MAX} partitions by "
+                f"{target.mapping.partition_by}; nothing was committed, export into a new table that is partitioned by "
+                "a column with fewer values, or with smaller files (--file-bytes)"
+            )
+        name = self._name if not number else f"{self._name.removesuffix('.parquet')}-p{number}.parquet"
+        if folder:
+            target.disk.make_dir(join(target.path, folder))
+            name = f"{folder}/{name}"
+        writer = ParquetFileWriter(target.disk, target.staged_path(name), target.file_schema, compute_hash=False)
+        self._files[folder, key] = made = _PartitionFile(name, writer)
+        return made
+
+    def _limit_memory(self) -> None:
+        if sum(file.writer.buffered_bytes for file in self._files.values()) >= _BUFFERED_BYTES_MAX:
+            for file in self._files.values():
+                file.writer.end_group()
+
+    def close(self, first: int, stop: int, *, rows: int | None = None, hash: int | None = None) -> list[DataFile]:
+        """Complete the files and return their entries in the commit; there is always at least one. The first one has
+        what is in quarantine.
 
         Args:
-            rows, hash: the sums of the range, if they are not those of the first file.
+            rows, hash: the sums of the range, if they are not those of the files. The first file gets them.
         """
-        good, bad = self.rows_file, self.quarantine_file
-        rows, hash = good.rows if rows is None else rows, good.hash if hash is None else hash
-        footer = msgspec.json.encode(
-            msgspec.structs.replace(self._footer, first=first, stop=stop, rows=rows, hash=hash, bad=bad.rows)
-        )
-        bad_size = bad.close(footer) if bad.rows else None
-        size = good.close(footer)
-        bad_name = self._bad_name if bad.rows else None
-        held = good.rows if (good.rows, good.hash) != (rows, hash) else None
-        return DataFile(self._name, first, stop, rows, size, hash, bad.rows, bad_name, bad_size, held)
+        if not self._files:
+            mapping = self._target.mapping
+            by_path = mapping.partition_by is not None and self._target.is_partitioned_by_path
+            self._file(partitions.folder_of(mapping.partition_by or "", None) if by_path else "", None)
+        bad = self.quarantine_file
+        base = msgspec.structs.replace(self._target.footer, first=first, stop=stop, files=len(self._files))
+        made: list[DataFile] = []
+        for file in self._files.values():
+            file_rows, file_hash = file.rows, file.hash
+            if rows is not None and hash is not None:
+                file_rows, file_hash = (0, 0) if made else (rows, hash)
+            bad_rows = 0 if made else bad.rows
+            footer = msgspec.json.encode(msgspec.structs.replace(base, rows=file_rows, hash=file_hash, bad=bad_rows))
+            bad_size = bad.close(footer) if bad_rows else None
+            size = file.writer.close(footer)
+            bad_name = self._bad_name if bad_rows else None
+            held = file.rows if (file.rows, file.hash) != (file_rows, file_hash) else None
+            made.append(
+                DataFile(
+                    file.name,
+                    first,
+                    stop,
+                    file_rows,
+                    size,
+                    file_hash,
+                    bad_rows,
+                    bad_name,
+                    bad_size,
+                    held,
+                    file.writer.stats() if self._target.format == "delta" else None,
+                )
+            )
+        return made
 
 
-def write_rows(target: CommitTarget, rows: Iterable[TableRows], first: int, stop: int) -> DataFile:
-    """Write rows into a file pair: those of the table, and those in quarantine."""
-    with FilePair(target, interface.data_file_name(first, stop, target.footer.run, attempt_id())) as pair:
+def write_rows(target: CommitTarget, rows: Iterable[TableRows], first: int, stop: int) -> list[DataFile]:
+    """Write rows into the files of a range: those of the table, and those in quarantine."""
+    with RangeFiles(target, interface.data_file_name(first, stop, target.footer.run, attempt_id())) as files:
         for found in rows:
-            pair.rows_file.add(found.table)
+            files.add(found.table)
             if found.quarantined is not None:
-                pair.quarantine_file.add(found.quarantined)
-        return pair.close(first, stop)
+                files.quarantine_file.add(found.quarantined)
+        return files.close(first, stop)
 
 
 def attempt_id() -> int:
@@ -187,7 +277,6 @@ def write_frame_partition(
 
 def drop_leftovers(
     table: Table,
-    last: Commit,
     backend: Backend,
     options: Options,
     snapshot: TopicSnapshot,
@@ -200,7 +289,7 @@ def drop_leftovers(
     options = compare.comparison_options(options)
     tasks = []
     for leftover in leftovers:
-        if leftover.epoch != snapshot.epoch:
+        if (leftover.topic, leftover.epoch) != (snapshot.topic, snapshot.epoch):
             raise _not_reproducible(table, leftover, f"the topic {snapshot.topic} was dropped and made again since")
         if leftover.first < snapshot.evict_floor:
             raise _not_reproducible(table, leftover, f"the topic has nothing below seq {snapshot.evict_floor} any more")
@@ -209,7 +298,7 @@ def drop_leftovers(
                 topic=snapshot.topic,
                 path=table.path,
                 disk=table.disk,
-                mapping=record_mapping.mapping_from_commit(last.schema, last.shape),
+                mapping=record_mapping.mapping_from_commit(leftover.schema, leftover.shape),
                 options=options,
                 first=leftover.first,
                 stop=leftover.stop,
@@ -334,13 +423,20 @@ class ExportJob:
     def _start_position(self, snapshot: TopicSnapshot, last: Commit | None) -> tuple[int, RecordMapping]:
         if last is not None:
             interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
-            drop_leftovers(self._table, last, self._backend, self._options, snapshot, self._context.runner)
+        if last is not None or self._is_all_left_over():
+            drop_leftovers(self._table, self._backend, self._options, snapshot, self._context.runner)
+        if last is not None:
             return last.stop, record_mapping.mapping_from_commit(last.schema, last.shape)
         first = self._table.next_export_seq(self._topic, snapshot.epoch)
         if first is None:
             interface.check_empty(self._table)
             first = max(snapshot.evict_floor, snapshot.first_seq)
         return first, self._make_mapping(self._backend)
+
+    def _is_all_left_over(self) -> bool:
+        """Whether a table without commits has leftovers of this topic and nothing else."""
+        left = [leftover for leftover in self._table.leftovers() if leftover.topic == self._topic]
+        return bool(left) and {leftover.name for leftover in left} == set(self._table.visible_files())
 
     def _oldest_pending_ms(self, first: int, head: int) -> int | None:
         """Return `age_ms` if the first pending record is at least that old, else 0; None if unknown."""
@@ -372,7 +468,7 @@ class ExportJob:
                 tasks.append(ExportTask(target, self._options, read_task, at, end))
                 at = end
         self._context.on_step("write files")
-        return self._context.runner.run(export_range, tasks)
+        return [file for files in self._context.runner.run(export_range, tasks) for file in files]
 
     def _export_range(
         self, snapshot: TopicSnapshot, mapping: RecordMapping, last: Commit | None, first: int, stop: int

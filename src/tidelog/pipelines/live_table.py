@@ -80,6 +80,11 @@ def plan_live(backend: Backend, options: Options, disk: Disk, table: Table | Non
                 "read, read the table and the topic on their own"
             )
         mapping, first = record_mapping.mapping_from_commit(last.schema, last.shape), last.stop
+        if mapping.latest_key is not None:
+            raise BadInput(
+                f"{path} has the newest row of each key, which records after it replace; nothing was read, export it "
+                "and read the table"
+            )
         scan = table.scan()
         if scan is None:
             own = {file.name for file in table.own_files()}

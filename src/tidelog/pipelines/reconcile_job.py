@@ -31,7 +31,7 @@ from tidelog.disk.interface import join
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.pipelines import compare, export_job, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonResult, ComparisonTask, in_ranges
-from tidelog.pipelines.export_job import CommitTarget, ExportJob, FilePair, JobContext, attempt_id
+from tidelog.pipelines.export_job import CommitTarget, ExportJob, JobContext, RangeFiles, attempt_id
 from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
     Commit,
@@ -98,11 +98,12 @@ class CopyResult(NamedTuple):
 def copy_foreign_file(task: ForeignFileTask) -> CopyResult:
     """Copy the rows that stay, with all columns. If none is dropped, the file itself stays."""
     target = task.target
-    name = f"kept-{target.footer.run}-{task.number:05d}-{attempt_id():05d}.parquet"
+    folder, slash, _ = task.name.rpartition("/")
+    name = f"{folder}{slash}kept-{target.footer.run}-{task.number:05d}-{attempt_id():05d}.parquet"
     writer: ParquetFileWriter | None = None
     dropped = rows = 0
     try:
-        for batch in parquet.read_batches(target.disk, target.path, [task.name], None, None):
+        for batch in parquet.read_batches(target.disk, target.path, [task.name], None, None, with_partitions=False):
             removed = task.removal.removed_mask(parquet.row_seqs(batch))
             dropped += int(removed.sum())
             kept = batch.filter(pa.array(~removed))
@@ -138,19 +139,19 @@ class OwnFilesTask:
     hash: int
 
 
-def copy_own_files(task: OwnFilesTask) -> DataFile | None:
-    """Copy the rows that stay into one file of the same range; return None if there are none. A file without rows
+def copy_own_files(task: OwnFilesTask) -> list[DataFile]:
+    """Copy the rows that stay into files of the same range, one a partition; there may be none. A file without rows
     carries the sums of the range."""
     target = task.target
     name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{attempt_id():05d}-kept.parquet"
-    with FilePair(target, name) as pair:
+    with RangeFiles(target, name) as files:
         for batch in _kept_batches(task, task.names):
-            pair.rows_file.add(parquet.conform(batch, target.mapping.arrow))
+            files.add(parquet.conform(batch, target.mapping.arrow))
         for batch in _kept_batches(task, task.quarantine_names):
-            pair.quarantine_file.add(batch.cast(record_mapping.QUARANTINE_SCHEMA))
-        if not pair.rows_file.rows and not pair.quarantine_file.rows and not task.rows:
-            return None
-        return pair.close(task.first, task.stop, rows=task.rows, hash=task.hash)
+            files.quarantine_file.add(batch.cast(record_mapping.QUARANTINE_SCHEMA))
+        if not files.rows and not files.quarantine_file.rows and not task.rows:
+            return []
+        return files.close(task.first, task.stop, rows=task.rows, hash=task.hash)
 
 
 def _kept_batches(task: OwnFilesTask, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -234,7 +235,7 @@ class ReconcileJob:
         interface.check_same_topic(last, self._topic, snapshot.epoch, self._table.path)
         if repair:
             runner = self._context.runner
-            export_job.drop_leftovers(self._table, last, self._backend, self._options, snapshot, runner)
+            export_job.drop_leftovers(self._table, self._backend, self._options, snapshot, runner)
         compared = self._compare(snapshot, last, progress)
         if not repair or compared.result.equal:
             return compared.result
@@ -506,7 +507,7 @@ class ReconcileJob:
                 snapshot.epoch,
                 ranges[0][0] if ranges else last.stop,
                 last.stop,
-                (*written, *(file for file in kept if file is not None)),
+                (*written, *(file for files in kept for file in files)),
                 mapping.schema,
                 mapping.options_json,
                 removed=tuple(file.name for task, _ in own for file in task.committed_files),

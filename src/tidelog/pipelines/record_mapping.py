@@ -13,6 +13,7 @@ Every record is a row or in quarantine, and the commit counts both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +23,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from tidelog.errors import BadInput
+from tidelog.pipelines import partitions
 from tidelog.spark import decode
 from tidelog.spark.decode import RESCUED
 from tidelog.spark.options import COLUMNS, IS_JSON
@@ -51,11 +53,24 @@ class RecordMapping:
     schema: str  # of the table, as Spark writes it in JSON
     fields: tuple[str, ...] = ()  # columns that are fields of the data
     bad: BadRecordPolicy = "rescue"
+    partition_by: str | None = None  # `partitions`
+    latest_key: str | None = None  # of a table with the newest row of each key (`latest_rows`)
 
     @property
     def options_json(self) -> str:
         """The part that a commit stores besides the schema."""
-        return msgspec.json.encode({"fields": self.fields, "bad": self.bad}).decode()
+        stored: dict[str, object] = {"fields": self.fields, "bad": self.bad}
+        if self.partition_by is not None:
+            stored["partition_by"] = self.partition_by
+        if self.latest_key is not None:
+            stored["latest_key"] = self.latest_key
+        return msgspec.json.encode(stored).decode()
+
+    @property
+    def partition_column(self) -> str | None:
+        """The column by which rows are partitioned, if it is a column of the table."""
+        name = None if self.partition_by is None else partitions.partition_column(self.partition_by)
+        return name if name in self.arrow.names else None
 
     @cached_property
     def spark(self) -> StructType:
@@ -66,24 +81,32 @@ class RecordMapping:
     def arrow(self) -> pa.Schema:
         return to_arrow_schema(self.spark, timezone="UTC")
 
-    def __getstate__(self) -> tuple[str, tuple[str, ...], BadRecordPolicy]:
-        return self.schema, self.fields, self.bad
+    def without_key(self) -> RecordMapping:
+        """Return the mapping of the other columns of an upsert table."""
+        fields = [field for field in self.spark.fields if field.name != "key"]
+        return RecordMapping(StructType(fields).json(), self.fields, self.bad)
 
-    def __setstate__(self, state: tuple[str, tuple[str, ...], BadRecordPolicy]) -> None:
-        for name, value in zip(("schema", "fields", "bad"), state, strict=True):
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
             object.__setattr__(self, name, value)
 
     def to_rows(self, batch: pa.RecordBatch, topic: str) -> TableRows:
         """Map a batch of records, with the columns of RECORD_SCHEMA."""
         if not self.fields:
-            return TableRows(batch.cast(self.arrow), None)
+            return TableRows(self._partitioned(batch).cast(self.arrow), None)
         wanted = [field for field in self.spark.fields if field.name in self.fields]
         data, seqs = batch.column("data"), batch.column("seq")
         cells = decode.parse_json_columns(data, seqs, topic, wanted, self.arrow, rescue=self.bad != "fail")
         own = {name: batch.column(name) for name in RECORD_COLUMNS}
+        names = [name for name in self.arrow.names if name in cells or name in own]
         made = pa.RecordBatch.from_arrays(
-            [cells[name] if name in cells else own[name] for name in self.arrow.names], schema=self.arrow
+            [cells[name] if name in cells else own[name] for name in names],
+            schema=pa.schema([self.arrow.field(name) for name in names]),
         )
+        made = self._partitioned(made).cast(self.arrow)
         if self.bad != "quarantine" or made.column(RESCUED).null_count == len(made):
             return TableRows(made, None)
         unfit = pc.is_valid(made.column(RESCUED))
@@ -91,9 +114,42 @@ class RecordMapping:
         kept = batch.filter(unfit)
         return TableRows(made.filter(pc.invert(unfit)), kept.append_column(REASON_COLUMN, reason))
 
+    def _partitioned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.partition_by is None or self.partition_column is None:
+            return batch
+        return partitions.add_partition_column(batch, self.partition_by)
 
-def new_mapping(fields: StructType | None, bad: BadRecordPolicy = "rescue") -> RecordMapping:
-    """Return the mapping for a new table."""
+
+def new_mapping(
+    fields: StructType | None,
+    bad: BadRecordPolicy = "rescue",
+    partition_by: str | None = None,
+    *,
+    hidden_partitions: bool = False,
+) -> RecordMapping:
+    """Return the mapping for a new table.
+
+    Args:
+        partition_by: date(ts) or a column of the table.
+        hidden_partitions: the table derives date(ts) itself and needs no column for it.
+    """
+    made = _unpartitioned_mapping(fields, bad)
+    if partition_by is None:
+        return made
+    rule = partitions.parse_rule(partition_by)
+    partitions.check_column(rule, made.arrow)
+    schema = made.spark
+    if rule == partitions.DATE_RULE and not hidden_partitions:
+        if partitions.DATE_COLUMN in schema.names:
+            raise BadInput(
+                f"the schema has a field {partitions.DATE_COLUMN!r}, which is the name of the column of date(ts); "
+                f"nothing was written, call it 'data_{partitions.DATE_COLUMN}'"
+            )
+        schema = StructType([*schema.fields, StructField(partitions.DATE_COLUMN, DateType())])
+    return RecordMapping(schema.json(), made.fields, made.bad, rule)
+
+
+def _unpartitioned_mapping(fields: StructType | None, bad: BadRecordPolicy) -> RecordMapping:
     if fields is None:
         if bad != "rescue":
             raise BadInput(
@@ -118,10 +174,17 @@ def new_mapping(fields: StructType | None, bad: BadRecordPolicy = "rescue") -> R
     return RecordMapping(made.json(), tuple(field.name for field in wanted), bad)
 
 
+class _StoredShape(msgspec.Struct):
+    fields: tuple[str, ...]
+    bad: BadRecordPolicy
+    partition_by: str | None = None
+    latest_key: str | None = None
+
+
 def mapping_from_commit(schema: str, options_json: str) -> RecordMapping:
     """Return the mapping of an existing table."""
-    found = msgspec.json.decode(options_json, type=dict[str, object])
-    return RecordMapping(schema, tuple(found["fields"]), found["bad"])  # type: ignore[arg-type]
+    found = msgspec.json.decode(options_json, type=_StoredShape)
+    return RecordMapping(schema, found.fields, found.bad, found.partition_by, found.latest_key)
 
 
 QUARANTINE_SCHEMA: Final = to_arrow_schema(RECORD_SCHEMA, timezone="UTC").append(pa.field(REASON_COLUMN, pa.string()))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -47,12 +47,27 @@ def read_table(spark: SparkSession, place: table_formats.Place, version: int | N
     reader = spark.read.format(SOURCE_NAME).option("path", place.path).option("format", format)
     if version is not None:
         reader = reader.option("version", str(version))
+    return _with_storage(reader, place).load()
+
+
+def _with_storage(reader: DataFrameReader, place: table_formats.Place) -> DataFrameReader:
     if isinstance(place.disk, BucketDisk):
         for name, value in place.disk.options.to_delta().items():
             reader = reader.option(f"{_OPTION_PREFIX}{name}", value)
     for name, value in (place.catalog.properties if place.catalog is not None else {}).items():
         reader = reader.option(f"{_OPTION_PREFIX}{name}", value)
-    return reader.load()
+    return reader
+
+
+def read_changes(spark: SparkSession, place: table_formats.Place, first: int, last: int | None) -> DataFrame:
+    """Load the change feed of versions of a Delta table; by default up to the newest one, fixed now."""
+    if place.catalog is not None or table_formats.detect_format(place.disk, place.path) != "delta":
+        raise BadInput(f"{place.path} is no Delta table and has no change feed; nothing was read")
+    reader = delta.ChangeReader(place.disk, place.path, first, last)
+    spark.dataSource.register(TableSource)
+    made = spark.read.format(SOURCE_NAME).option("path", place.path).option("format", "changes")
+    made = made.option("first_version", str(reader.first)).option("version", str(reader.last))
+    return _with_storage(made, place).load()
 
 
 @dataclass
@@ -80,6 +95,8 @@ class TableSource(DataSource):
         }
         place = table_formats.find_place(options["path"], "the table", stored or None)
         version = int(options["version"]) if "version" in options else None
+        if options["format"] == "changes":
+            return TableReader(delta.ChangeReader(place.disk, place.path, int(options["first_version"]), version))
         return TableReader(_open_reader(place, options["format"], version))
 
 

@@ -1,6 +1,7 @@
 """The process that gets killed: an export that ends itself with SIGKILL at its nth step, which it tells.
 
 python exporter.py DATA TABLE FORMAT NUMBER      NUMBER 0: it is let live
+                              latest: an upsert table
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import TypeVar
 
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
-from tidelog.pipelines import record_mapping, table_formats
+from tidelog.pipelines import latest_rows, record_mapping, table_formats
 from tidelog.pipelines.export_job import ExportJob, JobContext, Sizes
 from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
 from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.upsert_job import UpsertJob
 from tidelog.spark import options as reading
 
 T = TypeVar("T")
@@ -56,12 +58,16 @@ def main(data: str, table: str, format: str, last: str) -> None:
         {"path": data, "subscribe": "orders", "columns": ",".join(record_mapping.RECORD_COLUMNS)}
     )
     work = JobContext(InlineRunner(step), PosixDisk(), SystemClock(), step)
-    kind: interface.Format = "delta" if format == "delta" else "parquet"
-    with (
-        closing(table_formats.open_table(PosixDisk(), table, kind, write=True, step=step)) as into,
-        closing(ExportJob(options, into, lambda _: record_mapping.new_mapping(None), work, SIZES)) as job,
-    ):
-        job.run()
+    kind: interface.Format = "parquet" if format == "parquet" else "delta"
+    with closing(table_formats.open_table(PosixDisk(), table, kind, write=True, step=step)) as into:
+        plain = record_mapping.new_mapping(None)
+        if format == "latest":
+            keyed = latest_rows.latest_mapping(plain, "/id")
+            made: ExportJob = UpsertJob(options, into, lambda _: keyed, work, SIZES)
+        else:
+            made = ExportJob(options, into, lambda _: plain, work, SIZES)
+        with closing(made) as job:
+            job.run()
 
 
 if __name__ == "__main__":

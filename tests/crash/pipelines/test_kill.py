@@ -19,15 +19,17 @@ from deltalake import DeltaTable
 from tests.kit import processes
 from tests.kit.sampling import one_in
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
+from tests.unit.pipelines.test_upsert import UpsertHarness
 
 from tidelog.pipelines.table_formats.interface import Format
 
 Tell = Callable[[str, int], None]
 
 
-def run(bench: PipelineHarness, step: int) -> list[str]:
+def run(bench: PipelineHarness, step: int, form: str | None = None) -> list[str]:
     """Export in a child; the steps that it came to."""
-    command = [sys.executable, str(Path(__file__).with_name("kill_exporter.py")), bench.data, bench.table, bench.format]
+    program = str(Path(__file__).with_name("kill_exporter.py"))
+    command = [sys.executable, program, bench.data, bench.table, form or bench.format]
     done = processes.run([*command, str(step)], capture_output=True, text=True, timeout=100)
     steps: list[str] = done.stdout.splitlines()
     assert done.returncode == (-signal.SIGKILL if step and len(steps) == step else 0), done.stderr
@@ -85,3 +87,19 @@ def test_a_killed_export_loses_and_doubles_nothing(
 def test_two_hundred_kills(format: Format, part: int, tmp_path: Path, record_count: Tell) -> None:
     kill_and_judge(tmp_path, format, Random(f"sweep {format} {part}"), kills=6)
     record_count("kills of an export", 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.sweep) for part in range(1, 20))])
+def test_a_killed_upsert_has_the_newest_rows(part: int, tmp_path: Path, record_count: Tell) -> None:
+    harness, random = UpsertHarness(tmp_path), Random(f"upsert {part}")
+    kills = 2 if not part else 6
+    for _ in range(kills):
+        harness.write(random, random.randint(20, 80))
+        steps = run(harness, at := random.randint(1, 25), "latest")
+        keys = [key for key, _ in harness.rows()]
+        assert len(keys) == len(set(keys)), f"a key is there twice, killed at step {at}, {steps[-1:]}"
+    run(harness, 0, "latest")
+    harness.check()
+    assert harness.compare().equal
+    record_count("kills of an upsert", kills)

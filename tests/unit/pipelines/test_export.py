@@ -465,8 +465,8 @@ def test_a_commit_that_does_not_read(tmp_path: Path) -> None:
     log.write_text(said.replace('"hash":', '"hash":1', 1))
     with pytest.raises(Damaged, match="its sums are not those of its files"):
         harness.export_once()
-    log.write_text(said.replace('"format":1', '"format":3'))
-    with pytest.raises(Exception, match="format version 3"):
+    log.write_text(said.replace('"format":1', '"format":4'))
+    with pytest.raises(Exception, match="format version 4"):
         harness.export_once()
 
 

@@ -112,7 +112,7 @@ def detect_format(disk: Disk, path: str) -> Format | None:
         return None
     if disk.stat(join(join(path, interface.OWN_DIR), COMMIT_LOG_DIR)) is not None:
         return "parquet"
-    names = [name for name in disk.list_dir(path) if name.endswith(".parquet")]
+    names = [name for name in interface.list_data_files(disk, path) if name.endswith(".parquet")]
     if isinstance(disk, BucketDisk):  # staged files of a Delta table without its first commit
         names = [name for name in names if interface.parse_file_range(name) is None]
     return "parquet" if names else None

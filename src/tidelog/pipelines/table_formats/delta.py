@@ -25,7 +25,7 @@ Partition columns are not in the files: both ways add them. A version that the l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, Final, NamedTuple
@@ -41,6 +41,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, Error, NotFound, StoreDenied, StoreUnavailable
+from tidelog.pipelines import partitions, record_mapping
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
@@ -114,6 +115,48 @@ class DeltaReader:
         yield from file.scanner(schema=self.schema, batch_size=_BATCH_ROWS).to_batches()
 
 
+class ChangeReader:
+    """Reads the change feed of versions of a table, as a whole."""
+
+    def __init__(self, disk: Disk, path: str, first: int, last: int | None) -> None:
+        table = open_delta(disk, path, None)
+        if not _has_change_feed(table):
+            raise BadInput(
+                f"{path} has no change feed; nothing was read, export into a new table with change_feed (--change-feed)"
+            )
+        self._disk, self._path, self.last = disk, path, table.version() if last is None else last
+        # The version that creates an upsert table has no rows, and no changes.
+        self.first = max(first, 1)
+        if not self.first <= self.last <= table.version():
+            raise BadInput(
+                f"{path} has changes of versions 1 to {table.version()}, not of {first} to {self.last}; nothing was "
+                "read"
+            )
+        self.schema = pa.schema(
+            [
+                *arrow_schema(table),
+                pa.field("_change_type", pa.string()),
+                pa.field("_commit_version", pa.int64()),
+                pa.field("_commit_timestamp", pa.timestamp("us", "UTC")),
+            ]
+        )
+
+    def parts(self) -> Sequence[None]:
+        return [None]
+
+    def read(self, part: None, /) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        table = open_delta(self._disk, self._path, None)
+        try:
+            found: Any = table.load_cdf(starting_version=self.first, ending_version=self.last)
+            for batch in pa.RecordBatchReader.from_stream(found):
+                plain = batch.cast(parquet.schema_without_views(batch.schema))
+                at = plain.schema.get_field_index("_commit_timestamp")
+                times = plain.column(at).cast(pa.timestamp("us")).view(pa.int64()).view(pa.timestamp("us", "UTC"))
+                yield parquet.conform(plain.set_column(at, "_commit_timestamp", times), self.schema)
+        except (DeltaError, pa.ArrowException, OSError) as error:
+            raise _unreadable_error(self._disk, self._path, error) from None
+
+
 class DeltaScan(NamedTuple):
     """A version of a table that is read through deltalake."""
 
@@ -140,8 +183,11 @@ def count_rows_where(disk: Disk, path: str, predicate: str) -> int:
 def describe_columns(disk: Disk, path: str) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether a change data feed keeps removed rows."""
     table = open_delta(disk, path, None)
-    has_feed = (table.metadata().configuration.get("delta.enableChangeDataFeed") or "false").lower() == "true"
-    return arrow_schema(table).names, has_feed
+    return arrow_schema(table).names, _has_change_feed(table)
+
+
+def _has_change_feed(table: DeltaTable) -> bool:
+    return (table.metadata().configuration.get("delta.enableChangeDataFeed") or "false").lower() == "true"
 
 
 def delete_rows(disk: Disk, path: str, predicate: str) -> tuple[int, list[str]]:
@@ -222,6 +268,8 @@ _RECENT_VERSIONS: Final = 20  # versions searched before all of them are
 COMMIT_ATTEMPTS: Final = 20
 _FIRST_PAUSE_S: Final = 0.02  # before the second attempt; it doubles up to _MAX_PAUSE_S
 _MAX_PAUSE_S: Final = 2.0
+KEY_COLUMN: Final = "key"  # of an upsert table
+DELETED_COLUMN: Final = "_deleted"  # of its staged rows
 _DELETION_VECTORS: Final = "deletionVectors"
 
 
@@ -294,7 +342,8 @@ class DeltaLakeTable:
         return None if self._table is None else self._table.transaction_version(transaction_app_id(topic, epoch))
 
     def visible_files(self) -> list[str]:
-        found = [] if self._table is None else pa.table(self._table.get_add_actions())["path"].to_pylist()
+        encoded = [] if self._table is None else pa.table(self._table.get_add_actions())["path"].to_pylist()
+        found = [unquote(name) for name in encoded]
         for name in found:
             if name.startswith("/") or "://" in name:
                 raise BadInput(
@@ -310,8 +359,14 @@ class DeltaLakeTable:
         if self._table is None:
             return None
         mapped = has_column_mapping(self._table)
-        special = bool(self._table.metadata().partition_columns) or mapped or self._has_deletion_vectors()
+        special = mapped or self._has_deletion_vectors() or not self._has_partitions_in_paths()
         return DeltaScan(self.disk, self.path, self._table.version()) if special else None
+
+    def _has_partitions_in_paths(self) -> bool:
+        """Whether the values of partition columns are in the paths of all files; other programs may write others."""
+        assert self._table is not None, "only for a table with commits"
+        columns = self._table.metadata().partition_columns
+        return not columns or all(list(partitions.partition_values(name)) == columns for name in self.visible_files())
 
     def _has_deletion_vectors(self) -> bool:
         assert self._table is not None, "only for a table with commits"
@@ -339,17 +394,18 @@ class DeltaLakeTable:
         return interface.staged_path(self.path, self.format, name)
 
     def commit(self, commit: Commit) -> None:
+        mapping = record_mapping.mapping_from_commit(commit.schema, commit.shape)
         actions: list[AddAction | RemoveAction] = [_add_action(file, commit) for file in commit.files]
         actions += [_kept_add_action(file, commit) for file in commit.kept]
         actions += [RemoveAction(name, True, commit.ts_ms) for name in (*commit.removed, *commit.retired)]
         pause_s = _FIRST_PAUSE_S
         for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
-            self._check_still_valid(commit)
+            self._check_still_valid(commit, mapping)
             self._step("sync the names of staged files")
             # At every attempt: VACUUM of another program removes files that no version names.
             self._directory.sync_staged(commit)
             try:
-                self._write(commit, actions)
+                self._write(commit, mapping, actions)
                 break
             except TableChanged:
                 if self._is_committed(commit):  # the store answered a repeated request
@@ -368,9 +424,12 @@ class DeltaLakeTable:
     def _is_committed(self, commit: Commit) -> bool:
         """Whether a commit that was reported as failed is part of the table."""
         last = self.last_commit()
-        return last is not None and bool(commit.files) and last.files == commit.files
+        if last is None or (not commit.files and commit.merged is None):
+            return False
+        made = commit.as_stored()
+        return (last.files, last.merged, last.stop, last.ts_ms) == (made.files, made.merged, made.stop, made.ts_ms)
 
-    def _check_still_valid(self, commit: Commit) -> None:
+    def _check_still_valid(self, commit: Commit, mapping: RecordMapping) -> None:
         """Raise if the commit is wrong for the present state of the table."""
         last = self.last_commit()
         interface.check_continues(last, commit, self.path)
@@ -382,26 +441,109 @@ class DeltaLakeTable:
                 f"{self.path} was changed by another process while a part of it was repaired; nothing was committed, "
                 "run it again"
             )
-        if self._table.metadata().partition_columns or has_column_mapping(self._table):
+        columns = [] if mapping.partition_column is None else [mapping.partition_column]
+        if self._table.metadata().partition_columns != columns or has_column_mapping(self._table):
             raise BadInput(
-                f"{self.path} has partition columns or mapped column names, which an export does not write; nothing "
-                "was committed, export into another table"
+                f"{self.path} has other partition columns than its exports, or mapped column names, which an export "
+                "does not write; nothing was committed, export into another table"
             )
         there = pa.schema(self._table.schema().to_arrow())
-        for field in RecordMapping(commit.schema).arrow:
+        for field in mapping.arrow:
             if field.name not in there.names:
                 raise BadInput(
                     f"{self.path} has no column {field.name!r} any more, another process dropped or renamed it; "
                     "nothing was committed, export into another table"
                 )
 
-    def _write(self, commit: Commit, actions: Sequence[AddAction | RemoveAction]) -> None:
-        properties = CommitProperties(
+    def merge(self, commit: Commit, rows: Callable[[], pa.RecordBatchReader], configuration: Mapping[str, str]) -> None:
+        """Merge rows with keys into the table, in one commit that has the position of the export. The table is created
+        by a version before.
+
+        Args:
+            rows: opens the rows, for each attempt; `latest_rows.staged_schema`.
+        """
+        mapping = record_mapping.mapping_from_commit(commit.schema, commit.shape)
+        self._step("create the table")
+        self._create(mapping, configuration)
+        pause_s, before = _FIRST_PAUSE_S, set(self.visible_files())
+        for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
+            if self._is_committed(commit):  # the store answered a repeated request
+                break
+            self._check_still_valid(commit, mapping)
+            self._step("write the commit")
+            try:
+                self._merge(commit, mapping, rows)
+                break
+            except TableChanged:
+                if not left:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        self._load()
+        if not self._directory.in_bucket:
+            self._step("sync the commit")
+            for name in set(self.visible_files()) - before:
+                self._sync_file(join(self.path, name))
+            self._sync_log()
+        self._step("done")
+
+    def _create(self, mapping: RecordMapping, configuration: Mapping[str, str]) -> None:
+        if self._table is not None:
+            return
+        try:
+            DeltaTable.create(
+                self.path,
+                Schema.from_arrow(mapping.arrow),
+                mode="ignore",
+                configuration=dict(configuration),
+                storage_options=storage_options(self.disk),
+            )
+        except (DeltaError, OSError) as error:
+            raise _unreadable_error(self.disk, self.path, error) from None
+        self._load()
+
+    def _merge(self, commit: Commit, mapping: RecordMapping, rows: Callable[[], pa.RecordBatchReader]) -> None:
+        assert self._table is not None, "it was created"
+        version, properties = self._table.version(), self._properties(commit)
+        values = {name: f"s.`{name}`" for name in mapping.arrow.names}
+        try:
+            merge = self._table.merge(
+                rows(),
+                f"t.`{KEY_COLUMN}` = s.`{KEY_COLUMN}`",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=properties,
+            )
+            merge = merge.when_matched_delete(predicate=f"s.`{DELETED_COLUMN}`")
+            merge = merge.when_matched_update(values, predicate=f"NOT s.`{DELETED_COLUMN}`")
+            merge.when_not_matched_insert(values, predicate=f"NOT s.`{DELETED_COLUMN}`").execute()
+            if self._table.version() == version:  # it had no effect, and deltalake commits nothing then
+                self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=properties)
+        except CommitFailedError as error:
+            raise TableChanged(
+                f"{self.path} was written by other processes meanwhile ({error}), {COMMIT_ATTEMPTS} times in a row; "
+                "nothing was committed, run it again when they write less often"
+            ) from None
+        except DeltaProtocolError as error:
+            raise _unsupported_error(self.path, error) from None
+        except (DeltaError, OSError) as error:
+            if isinstance(self.disk, BucketDisk) and isinstance(
+                found := _unreadable_error(self.disk, self.path, error), StoreUnavailable
+            ):
+                raise found from None
+            raise BadInput(f"{self.path} does not take these rows ({error}); nothing was committed") from None
+
+    def _properties(self, commit: Commit) -> CommitProperties:
+        return CommitProperties(
             custom_metadata={_COMMIT_KEY: interface.encode_commit(commit).decode()},
             max_commit_retries=0,
             app_transactions=[Transaction(transaction_app_id(commit.topic, commit.epoch), commit.stop)],
         )
-        schema = Schema.from_arrow(RecordMapping(commit.schema).arrow)
+
+    def _write(self, commit: Commit, mapping: RecordMapping, actions: Sequence[AddAction | RemoveAction]) -> None:
+        properties = self._properties(commit)
+        schema = Schema.from_arrow(mapping.arrow)
+        partition_by = [] if mapping.partition_column is None else [mapping.partition_column]
         self._step("write the commit")
         try:
             if self._table is None:
@@ -410,12 +552,15 @@ class DeltaLakeTable:
                     self.path,
                     schema,
                     added,
+                    partition_by=partition_by,
                     commit_properties=properties,
                     storage_options=storage_options(self.disk),
                 )
             else:
                 schema = self._table.schema()
-                self._table.create_write_transaction(list(actions), "append", schema, commit_properties=properties)
+                self._table.create_write_transaction(
+                    list(actions), "append", schema, partition_by=partition_by, commit_properties=properties
+                )
         except CommitFailedError as error:
             raise TableChanged(
                 f"{self.path} was written by other processes meanwhile ({error}), {COMMIT_ATTEMPTS} times in a row; "
@@ -437,13 +582,16 @@ class DeltaLakeTable:
         """Sync the commit file: the library does not, so the commit would not survive a power cut."""
         assert self._table is not None, "a commit creates it"
         log = join(self.path, DELTA_LOG_DIR)
-        file = self.disk.open(join(log, f"{self._table.version():020d}.json"))
+        self._sync_file(join(log, f"{self._table.version():020d}.json"))
+        self.disk.sync_dir(log)
+        self.disk.sync_dir(self.path)
+
+    def _sync_file(self, path: str) -> None:
+        file = self.disk.open(path)
         try:
             file.sync()
         finally:
             file.close()
-        self.disk.sync_dir(log)
-        self.disk.sync_dir(self.path)
 
     def _remove_uncommitted(self) -> None:
         """Remove files after the newest commit that are part of no version."""
@@ -451,19 +599,17 @@ class DeltaLakeTable:
         stop = 0 if last is None else last.stop
         for place, prefix in ((self.path, ""), (join(self.path, QUARANTINE_DIR), f"{QUARANTINE_DIR}/")):
             with suppress(FileNotFoundError):
-                for name in self.disk.list_dir(place):
+                for name in interface.list_data_files(self.disk, place):
                     where = interface.parse_file_range(name)
                     if where is not None and where[0] >= stop and f"{prefix}{name}" not in there:
                         self.disk.remove(join(place, name))
 
 
 def _add_action(file: DataFile, commit: Commit) -> AddAction:
-    stats: dict[str, Any] = {"numRecords": file.rows if file.held is None else file.held}
-    if stats["numRecords"] and commit.transform is None:
-        stats |= {"minValues": {"seq": file.first}, "maxValues": {"seq": file.stop - 1}, "nullCount": {"seq": 0}}
-    return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, msgspec.json.encode(stats).decode())
+    assert file.stats is not None, "a task collects them"
+    return AddAction(file.name, file.bytes, partitions.partition_values(file.name), commit.ts_ms, True, file.stats)
 
 
 def _kept_add_action(file: KeptFile, commit: Commit) -> AddAction:
     stats = msgspec.json.encode({"numRecords": file.rows}).decode()
-    return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, stats)
+    return AddAction(file.name, file.bytes, partitions.partition_values(file.name), commit.ts_ms, True, stats)

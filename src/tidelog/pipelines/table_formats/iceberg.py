@@ -39,6 +39,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.table import FileScanTask, StaticTable
 from pyiceberg.table import Table as PyIcebergTable
+from pyiceberg.transforms import DayTransform, IdentityTransform, Transform
 
 from tidelog import addresses
 from tidelog.disk.bucket_disk import BucketDisk
@@ -46,6 +47,7 @@ from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.store_options import TABLE_SCHEMES, family_of, options_for, parse_store_address
 from tidelog.errors import BadInput, Damaged, Error, NotFound, StoreDenied, StoreUnavailable
+from tidelog.pipelines import partitions
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
@@ -185,18 +187,37 @@ class IcebergTable:
     def prepare(self, mapping: RecordMapping) -> None:
         """Create an empty table: its catalog decides where the files are."""
         if self._table is not None:
+            self._check_partitions(mapping)
             return
         try:
             with suppress(NamespaceAlreadyExistsError):
                 self._catalog.create_namespace(self._name.identifier.rpartition(".")[0])
-            table = self._catalog.create_table(self._name.identifier, schema=mapping.arrow)
+            with self._catalog.create_table_transaction(self._name.identifier, mapping.arrow) as transaction:
+                if mapping.partition_by is not None:
+                    with transaction.update_spec() as spec:
+                        spec.add_field(*_partition_field(mapping.partition_by))
+            table = self._catalog.load_table(self._name.identifier)
         except TableAlreadyExistsError:
             self._load()
+            self._check_partitions(mapping)
             return
         except Exception as error:
             raise _catalog_error(self._name, error) from None
         self._use(table)
         self.disk.make_dir(self.path)
+
+    def _check_partitions(self, mapping: RecordMapping) -> None:
+        """Raise if files of one partition of the mapping may have rows of several partitions of the table."""
+        assert self._table is not None, "it was found"
+        if mapping.partition_by is None or self._table.current_snapshot() is not None:
+            return
+        source, transform, _ = _partition_field(mapping.partition_by)
+        schema, fields = self._table.schema(), self._table.spec().fields
+        if [(schema.find_column_name(each.source_id), each.transform) for each in fields] != [(source, transform)]:
+            raise BadInput(
+                f"{self._name.address} exists and is not partitioned by {mapping.partition_by}; nothing was written, "
+                "name a table that is new"
+            )
 
     # ── content ───────────────────────────────────────────────────────────────────────────────
 
@@ -253,7 +274,7 @@ class IcebergTable:
         pause_s = _FIRST_PAUSE_S
         for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
             last = self.last_commit()
-            if last == commit:
+            if last == commit.as_stored():
                 break  # the catalog had committed it, and the answer was lost
             self._check_still_valid(last, commit)
             self._step("verify staged files")
@@ -325,6 +346,13 @@ class IcebergTable:
         return self._table is not None and self._table.properties.get(_COMMIT_KEY) == (
             interface.encode_commit(commit).decode()
         )
+
+
+def _partition_field(rule: str) -> tuple[str, Transform[Any, Any], str]:
+    """Return the source column, the transform and the name of a partition."""
+    if rule == partitions.DATE_RULE:
+        return "ts", DayTransform(), "ts_day"
+    return rule, IdentityTransform(), f"{rule}_partition"
 
 
 def _own_summary(snapshot: Any) -> str | None:

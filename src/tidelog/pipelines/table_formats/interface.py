@@ -34,10 +34,12 @@ from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NewerF
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.row_hash import MASK_64
 
-COMMIT_FORMAT: Final = 2  # 2: a repair that copies rows
+COMMIT_FORMAT: Final = 3  # 2: a repair that copies rows; 3: partitions, upsert tables
+_COPIES_FORMAT: Final = 2
 _BASE_FORMAT: Final = 1
-_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first")
+_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first", "merged")
 _OPTIONAL_FILE_FIELDS: Final = ("bad_bytes", "held")
+_NEW_SHAPES: Final = ('"partition_by"', '"latest_key"')
 SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
 
 
@@ -54,6 +56,7 @@ class DataFile(msgspec.Struct, frozen=True):
     bad_name: str | None = None
     bad_bytes: int | None = None
     held: int | None = None  # rows in the file, if a repair copied other rows than were committed
+    stats: str | None = None  # statistics of its columns in JSON, for the log of a Delta table; not stored in a commit
 
 
 class KeptFile(msgspec.Struct, frozen=True):
@@ -62,6 +65,15 @@ class KeptFile(msgspec.Struct, frozen=True):
     name: str
     rows: int
     bytes: int
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a commit of an upsert table had: newest records of keys, newest tombstones, records without a key."""
+
+    upserted: int
+    deleted: int
+    keyless: int
+    records: int
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -81,11 +93,12 @@ class Commit(msgspec.Struct, frozen=True):
     table_first: int | None = None  # where the table begins; older commits may be gone. None: in an earlier version
     replaced: SeqRanges = ()  # an Iceberg table deletes the rows of these seqs; other formats name files
     retired: tuple[str, ...] = ()  # files of other programs that these replace
+    merged: Merged | None = None  # of an upsert table
     format: int = _BASE_FORMAT
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(file.rows for file in self.files) + (0 if self.merged is None else self.merged.upserted)
 
     @property
     def bad(self) -> int:
@@ -99,6 +112,11 @@ class Commit(msgspec.Struct, frozen=True):
     def hash(self) -> int:
         return sum(file.hash for file in self.files) & MASK_64
 
+    def as_stored(self) -> Commit:
+        """Return the commit as `decode_commit` returns it."""
+        files = tuple(msgspec.structs.replace(file, stats=None) for file in self.files)
+        return msgspec.structs.replace(self, files=files, format=_format_of(self))
+
 
 class _StoredCommit(Commit, frozen=True):
     """A commit as it is stored: with its totals, for people and other programs."""
@@ -110,14 +128,21 @@ _commit_decoder = msgspec.json.Decoder(_StoredCommit)
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+def _format_of(commit: Commit) -> int:
+    if any(key in commit.shape for key in _NEW_SHAPES):
+        return COMMIT_FORMAT
+    return _COPIES_FORMAT if commit.kept or commit.retired else commit.format
+
+
 def encode_commit(commit: Commit) -> bytes:
     made: dict[str, Any] = msgspec.to_builtins(commit)
-    made["format"] = COMMIT_FORMAT if commit.kept or commit.retired else commit.format
+    made["format"] = _format_of(commit)
     made["totals"] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
     for name in _OPTIONAL_FIELDS:  # without them a commit has the bytes of earlier versions
         if made[name] in (None, (), []):
             del made[name]
     for file in made["files"]:
+        del file["stats"]
         for name in _OPTIONAL_FILE_FIELDS:
             if file[name] is None:
                 del file[name]
@@ -199,10 +224,13 @@ class Leftover(NamedTuple):
     """A file of an export after a missing range, whose commit is gone."""
 
     name: str
+    topic: str
     epoch: int
     first: int
     stop: int
     bad_name: str | None
+    schema: str  # schema and shape of its mapping, as in a commit
+    shape: str
 
 
 class TableScan(Protocol):
@@ -324,7 +352,9 @@ class TableDirectory:
     def sync_staged(self, commit: Commit) -> None:
         """Verify the staged files of a commit and sync their names."""
         check_staged(self._disk, commit, lambda name: staged_path(self._path, self._format, name))
-        for place in {self._path, *(join(self._path, QUARANTINE_DIR) for file in commit.files if file.bad_name)}:
+        written = (name for file in commit.files for name in (file.name, file.bad_name) if name is not None)
+        folders = {name.rpartition("/")[0] for name in (*written, *(file.name for file in commit.kept))} - {""}
+        for place in (*sorted(join(self._path, folder) for folder in folders), self._path):
             self._disk.sync_dir(place)
 
     def remove_file(self, name: str) -> bool:
@@ -334,7 +364,7 @@ class TableDirectory:
         return was_there
 
     def remove_quarantine(self, name: str) -> None:
-        remove_if_exists(self._disk, join(self._path, f"{QUARANTINE_DIR}/{name}"))
+        remove_if_exists(self._disk, join(self._path, quarantine_name(name)))
 
 
 def foreign_files(table: Table) -> list[str]:
@@ -403,8 +433,29 @@ def data_file_name(first: int, stop: int, run: str, attempt: int) -> str:
     return f"part-{first:020d}-{stop:020d}-{run}-{attempt:05d}.parquet"
 
 
+def quarantine_name(name: str) -> str:
+    """Return the name of the file with the records in quarantine of a data file."""
+    return f"{QUARANTINE_DIR}/{name.rpartition('/')[2]}"
+
+
+def list_data_files(disk: Disk, path: str) -> list[str]:
+    """Return the names below a directory of a table, also in the directories of its partitions; no order."""
+    found: list[str] = []
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        prefix = f"{folder}/" if folder else ""
+        for name in disk.list_dir(join(path, folder) if folder else path):
+            if "=" in name and not name.endswith(".parquet"):
+                waiting.append(f"{prefix}{name}")
+            else:
+                found.append(f"{prefix}{name}")
+    return found
+
+
 def parse_file_range(name: str) -> tuple[int, int] | None:
     """Return the range in the name of a data file; None for other names."""
+    name = name.rpartition("/")[2]
     parts = name.removesuffix(".parquet").split("-")
     if not name.startswith("part-") or len(parts) < 5 or not (parts[1].isdigit() and parts[2].isdigit()):
         return None

@@ -43,9 +43,9 @@ import pyarrow.parquet as pq
 from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, File, join
 from tidelog.errors import Damaged, Error
-from tidelog.pipelines import row_hash
+from tidelog.pipelines import partitions, row_hash
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats import file_stats, interface
 from tidelog.pipelines.table_formats.commit_log import open_commit_log
 from tidelog.pipelines.table_formats.interface import (
     QUARANTINE_DIR,
@@ -111,7 +111,7 @@ class ParquetFileWriter:
         self._out: _ArrowFile | None = None
         self._writer: pq.ParquetWriter | None = None
         self._buffered: list[pa.RecordBatch] = []
-        self._size = self.rows = self.hash = 0
+        self.rows = self.buffered_bytes = self.hash = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -120,8 +120,8 @@ class ParquetFileWriter:
         if self._compute_hash:
             self.hash = (self.hash + row_hash.sum_hashes(row_hash.hash_rows(batch))) & row_hash.MASK_64
         self._buffered.append(batch)
-        self._size += batch.nbytes
-        if self._size >= ROW_GROUP_BYTES:
+        self.buffered_bytes += batch.nbytes
+        if self.buffered_bytes >= ROW_GROUP_BYTES:
             self._write_group()
 
     def end_group(self) -> None:
@@ -131,7 +131,7 @@ class ParquetFileWriter:
 
     def _write_group(self) -> None:
         table = pa.Table.from_batches(self._buffered, schema=self._schema)
-        self._buffered, self._size = [], 0
+        self._buffered, self.buffered_bytes = [], 0
         with _disk_full_errors(self._path):
             if self._writer is None:
                 self._file = self._disk.open(self._path, "create")
@@ -160,6 +160,11 @@ class ParquetFileWriter:
             size = self._file.size()
             self._file.close()
         return size
+
+    def stats(self) -> str:
+        """Return the statistics of a closed file, as a Delta table has them."""
+        assert self._writer is not None, "it was closed"
+        return file_stats.encode_stats(self._writer.writer.metadata, self._schema)
 
     def abandon(self) -> None:
         """Remove the unfinished file."""
@@ -245,9 +250,19 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_batches(
-    disk: Disk, directory: str, names: Sequence[str], first: int | None, stop: int | None
+    disk: Disk,
+    directory: str,
+    names: Sequence[str],
+    first: int | None,
+    stop: int | None,
+    *,
+    with_partitions: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the rows of files with seqs in [first, stop), a row group at a time; without bounds, all of them."""
+    """Read the rows of files with seqs in [first, stop), a row group at a time; without bounds, all of them.
+
+    Args:
+        with_partitions: with the columns that are in the path of a file.
+    """
     for name in names:
         path = join(directory, name)
         try:
@@ -258,10 +273,13 @@ def read_batches(
             raise _unreadable_error(disk, path, error) from None
         with file:
             for number in range(file.num_row_groups):
-                if first is None or stop is None:
-                    yield from without_views(file.read_row_group(number)).to_batches()
-                elif not _group_is_outside(file, number, first, stop):
-                    yield from _filter_seqs(without_views(file.read_row_group(number)), first, stop)
+                if first is not None and stop is not None and _group_is_outside(file, number, first, stop):
+                    continue
+                batches: Iterator[pa.RecordBatch] = iter(without_views(file.read_row_group(number)).to_batches())
+                if first is not None and stop is not None:
+                    batches = _filter_seqs(batches, first, stop)
+                for batch in batches:
+                    yield partitions.restore_columns(batch, name) if with_partitions else batch
 
 
 def without_views(table: pa.Table) -> pa.Table:
@@ -298,8 +316,8 @@ def _unreadable_error(disk: Disk, path: str, error: Exception) -> Error:
     return Damaged(f"{path} cannot be read ({error}); nothing was changed, remove it and repair")
 
 
-def _filter_seqs(table: pa.Table, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-    for batch in table.to_batches():
+def _filter_seqs(batches: Iterable[pa.RecordBatch], first: int, stop: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
         seqs = row_seqs(batch)
         inside = (seqs >= first) & (seqs < stop)
         if inside.all():
@@ -325,7 +343,7 @@ def _group_seq_bounds(file: Any, number: int) -> tuple[int, int] | None:
     raise Damaged("a file of the table has no column seq; nothing was changed, it is none of this topic's")
 
 
-def read_row_groups(disk: Disk, path: str) -> Iterator[pa.RecordBatch]:
+def read_row_groups(disk: Disk, path: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Read the row groups of a file, each as one batch."""
     try:
         file = _open_parquet(disk, path)
@@ -333,7 +351,7 @@ def read_row_groups(disk: Disk, path: str) -> Iterator[pa.RecordBatch]:
         raise Damaged(f"{path} cannot be read ({error}); nothing more was written") from None
     with file:
         for number in range(file.num_row_groups):
-            table = file.read_row_group(number).combine_chunks()
+            table = file.read_row_group(number, columns).combine_chunks()
             yield from table.to_batches()
 
 
@@ -351,6 +369,7 @@ class FileFooter(msgspec.Struct, frozen=True):
     hash: int = 0
     bad: int = 0
     transform: str | None = None
+    files: int = 1  # of its range in this attempt: a file a partition
 
 
 def read_footer(disk: Disk, path: str) -> FileFooter | None:
@@ -369,7 +388,7 @@ def data_file_from_footer(disk: Disk, directory: str, name: str) -> DataFile | N
     # A program that reads an exported file with pyarrow and writes a part of it keeps the footer.
     if stat is None or footer is None or parse_file_range(name) != (footer.first, footer.stop):
         return None
-    bad_name = f"{QUARANTINE_DIR}/{name}" if footer.bad else None
+    bad_name = interface.quarantine_name(name) if footer.bad else None
     if bad_name is not None and disk.stat(join(directory, bad_name)) is None:
         return None
     return DataFile(name, footer.first, footer.stop, footer.rows, stat.size, footer.hash, footer.bad, bad_name)
@@ -377,7 +396,8 @@ def data_file_from_footer(disk: Disk, directory: str, name: str) -> DataFile | N
 
 def visible_files(disk: Disk, path: str) -> list[str]:
     """Return the files that readers of a directory see."""
-    return [name for name in disk.list_dir(path) if name.endswith(".parquet") and name[0] not in "_."]
+    names = interface.list_data_files(disk, path)
+    return [name for name in names if name.endswith(".parquet") and name.rpartition("/")[2][0] not in "_."]
 
 
 def table_schema(disk: Disk, path: str) -> pa.Schema:
@@ -482,18 +502,21 @@ class ParquetTable:
         self._step("sync the names of files")
         for place in moved:
             self.disk.sync_dir(place)
-        gone = False
+        gone = set()
         for name in commit.removed:
             self._step("remove a replaced file")
-            gone |= self._directory.remove_file(name)
+            if self._directory.remove_file(name):
+                gone.add(join(self.path, name).rpartition("/")[0])
         for name in commit.retired:
             if self.disk.stat(join(self.path, name)) is not None:
                 self._step("rename a replaced file")
                 # Readers skip this name. Files of other programs are never deleted.
-                self.disk.rename(join(self.path, name), join(self.path, f"_foreign-{commit.number}-{name}"))
-                gone = True
-        if gone:
-            self.disk.sync_dir(self.path)
+                folder, _, base = name.rpartition("/")
+                place = join(self.path, folder) if folder else self.path
+                self.disk.rename(join(self.path, name), join(place, f"_foreign-{commit.number}-{base}"))
+                gone.add(place)
+        for place in gone:
+            self.disk.sync_dir(place)
         self._step("done")
 
     # ── recovery, after a crash or after commits were removed ────────────────────────────────
@@ -506,20 +529,37 @@ class ParquetTable:
             return  # files without a commit may be those of another process; the log is never lost with its end
         self._remove_staged()
         loose = self._uncommitted_files(last.stop if last is not None else 0)
-        chosen, replaced = _choose_newest(loose)
+        partial = _partial_sets(loose)
+        chosen, replaced = _choose_newest({name: footer for name, footer in loose.items() if name not in partial})
+        covered = _covered_ranges(chosen.values())
+        for name, footer in partial.items():
+            if any(low <= footer.first and footer.stop <= high for low, high in covered):
+                replaced.append(name)
         made = self._adopt_files(last, chosen)
         if made is not None:
             self._log.append(made)
         self._remove_files(replaced)  # by a repair that had not finished when the log was removed
         kept = set() if made is None else {file.name for file in made.files}
-        self._leftovers = {name: footer for name, footer in chosen.items() if name not in kept}
+        left = chosen | {name: footer for name, footer in partial.items() if name not in replaced}
+        self._leftovers = {name: footer for name, footer in left.items() if name not in kept}
 
     def leftovers(self) -> list[Leftover]:
         found = []
         for name, footer in self._leftovers.items():
-            bad_name = f"{QUARANTINE_DIR}/{name}"
+            bad_name = interface.quarantine_name(name)
             is_there = self.disk.stat(join(self.path, bad_name)) is not None
-            found.append(Leftover(name, footer.epoch, footer.first, footer.stop, bad_name if is_there else None))
+            found.append(
+                Leftover(
+                    name,
+                    footer.topic,
+                    footer.epoch,
+                    footer.first,
+                    footer.stop,
+                    bad_name if is_there else None,
+                    footer.schema,
+                    footer.shape,
+                )
+            )
         return found
 
     def drop_leftovers(self) -> None:
@@ -527,19 +567,20 @@ class ParquetTable:
         self._leftovers = {}
 
     def _remove_files(self, names: Iterable[str]) -> None:
-        gone = False
+        gone = set()
         for name in names:
             self._step("remove a file of no commit")
-            gone |= self._directory.remove_file(name)
-        if gone:
-            self.disk.sync_dir(self.path)
+            if self._directory.remove_file(name):
+                gone.add(join(self.path, name).rpartition("/")[0])
+        for place in gone:
+            self.disk.sync_dir(place)
 
     def _remove_staged(self) -> None:
         """Remove staged files without a commit."""
         for place in (self.path, join(self.path, QUARANTINE_DIR)):
             with suppress(FileNotFoundError):
-                for name in self.disk.list_dir(place):
-                    if name.startswith(_STAGED_PREFIXES):
+                for name in interface.list_data_files(self.disk, place):
+                    if name.rpartition("/")[2].startswith(_STAGED_PREFIXES):
                         self.disk.remove(join(place, name))
 
     def _uncommitted_files(self, stop: int) -> dict[str, FileFooter]:
@@ -582,6 +623,25 @@ def _files_in_order(commit: Commit) -> list[str]:
     rest of the repair is too."""
     own = [name for file in commit.files for name in (file.bad_name, file.name) if name is not None]
     return [*own, *(file.name for file in commit.kept)]
+
+
+def _partial_sets(uncommitted: dict[str, FileFooter]) -> dict[str, FileFooter]:
+    """Return the files of ranges of which a file of another partition is missing."""
+    sets: dict[tuple[str, ...], list[str]] = {}
+    for name in uncommitted:
+        sets.setdefault(_attempt_of(name), []).append(name)
+    return {
+        name: uncommitted[name]
+        for names in sets.values()
+        for name in names
+        if len(names) != uncommitted[names[0]].files
+    }
+
+
+def _attempt_of(name: str) -> tuple[str, ...]:
+    """Return range, run and attempt of a file, which files of other partitions have as well."""
+    parts = name.rpartition("/")[2].removesuffix(".parquet").split("-")
+    return (*parts[1:5], "kept" if "kept" in parts else "")
 
 
 def _choose_newest(uncommitted: dict[str, FileFooter]) -> tuple[dict[str, FileFooter], list[str]]:
