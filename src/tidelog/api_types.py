@@ -198,6 +198,35 @@ class SimulateRetention(Struct):
         check_u64(self.cap_records, self.cap_bytes, self.ttl_ms)
 
 
+FOUND_RECORDS_MAX: Final = 131_072  # seqs of each kind in one part of what a search has found
+
+
+class SearchRange(Struct):
+    """What a search for replaced records reads: all live records from first to below stop."""
+
+    epoch: U64
+    rule: Annotated[str, described("compaction of the topic's config.")]
+    opening: Annotated[U64, described("Identifies this opening of the data directory.")]
+    first: U64
+    stop: U64
+    horizon: Annotated[U64, described("No later record may be removed now.")]
+
+
+class FoundRecords(Struct):
+    """A part of what a search has found. Parts are sent in the order of their seqs."""
+
+    range: Annotated[SearchRange, described("As it was returned; horizon: that of the response to the part before.")]
+    replaced: Annotated[list[U64], described("Ascending; a later record of their key was live.")] = []
+    tombstones: Annotated[list[U64], described("Ascending; the newest of their keys.")] = []
+    is_last: Annotated[bool, described("All was sent: the topic counts as compacted.")] = False
+    oldest_tombstone_ms: Annotated[U64, described("Of the response to the part before.")] = 0
+
+    def __post_init__(self) -> None:
+        check_u64(self.oldest_tombstone_ms, *(seqs[-1] for seqs in (self.replaced, self.tombstones) if seqs))
+        if max(len(self.replaced), len(self.tombstones)) > FOUND_RECORDS_MAX:
+            raise ValueError(f"a part has at most {FOUND_RECORDS_MAX} seqs of each kind")
+
+
 class Rewrite(Struct):
     force: Annotated[bool, described("Also segments with few deleted records.")] = False
 

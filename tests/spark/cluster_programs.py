@@ -84,3 +84,5 @@ PROGRAMS: Final[dict[str, Callable[..., object]]] = {
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads of Arrow that still close a table's store abort an interpreter that ends by itself

@@ -314,6 +314,19 @@ def stats(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def compact(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    with _spark(args, screen) as spark, screen.progress_bar(f"compacting {args.topic}", total=1) as bar:
+        done = pipelines.compact(args.where, args.topic, key=args.key, progress=bar, **spark)
+    screen.print_result(
+        {"topic": args.topic, **done._asdict()},
+        f"{args.topic}: removed {plural(done.records, 'record')}, {format_bytes(done.bytes)}, "
+        f"{plural(done.tombstones, 'tombstone')} of them; compacted up to seq {done.compacted_to}",
+    )
+    return 0
+
+
 _BAD_STATES: Final = frozenset(("lost", "no topic", "recreated"))
 
 
@@ -377,6 +390,7 @@ def add(commands: Commands) -> None:
     _add_scrub(verbs)
     _add_backfill(verbs)
     _add_stats(verbs)
+    _add_compact(verbs)
     _add_erase(verbs)
     _add_restore(verbs)
     _add_status(verbs)
@@ -664,6 +678,26 @@ def _add_stats(subcommands: Commands) -> None:
     )
     parser.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
     parser.add_argument("--plot", metavar="FILE", help="an SVG to write")
+    _add_spark_options(parser)
+
+
+def _add_compact(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "compact",
+        compact,
+        summary="keep the newest record of each key, searched on Spark",
+        description="Remove the records of a topic with compaction that newer ones of their key replaced, and "
+        "tombstones\n"
+        "whose delay has passed: what `tidelog topic compact` does, with the search on the executors, for a history\n"
+        "that one machine would read for long. Records that a group with a hold has not read stay. WHERE is a\n"
+        "directory, which is held until the end, or a server (a key with the admin right). A run that broke off is\n"
+        "repeated.",
+        examples="tidelog pipeline compact data users\n"
+        "tidelog pipeline compact http://127.0.0.1:4000 users --key KEY --master spark://master:7077 --json",
+    )
+    for name, about in (("where", "WHERE"), ("topic", "TOPIC")):
+        parser.add_argument(name, metavar=about)
     _add_spark_options(parser)
 
 

@@ -14,6 +14,10 @@ removed only with the records that it replaced or after them, so an older value 
 A run logs what it removes in frames of at most `_FRAME_RECORDS` (type Compaction), oldest records first, and last how
 far it is. A crash loses the frames that were not synced, and the next run finds the same records again. Progress is in
 the frame and in the manifest: a topic without new records is not looked at again after a restart.
+
+The search for replaced records may be done elsewhere (`pipelines.compact`, on many machines): `begin_search` closes
+the active segment and says what is to be searched, `remove_found` removes a part of what was found, oldest first, by
+the same rules and in the same frames.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from tidelog.engine.key_index import KeyIndex, KeyTable, merge_seqs
 from tidelog.engine.record_keys import selector_of
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import CompactionProgress, TopicState
-from tidelog.errors import Error
+from tidelog.errors import BadInput, Error, Refused
 from tidelog.formats import control_frames, frame
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
@@ -189,8 +193,10 @@ class _Run:
     def _compact_part(self, table: KeyTable, stop: int) -> None:
         """Remove what one part of the keys allows, oldest first."""
         horizon = self._wait_for_horizon(stop)
-        replaced = table.replaced(self._keys.live).seqs
-        tombstones = table.tombstones(self._keys.live)
+        self._remove(table.replaced(self._keys.live).seqs, table.tombstones(self._keys.live), horizon, stop)
+
+    def _remove(self, replaced: Ints, tombstones: Ints, horizon: int, stop: int) -> None:
+        """Remove the replaced records up to the horizon, and with them the tombstones whose delay has passed."""
         times = record_times(self._topic, tombstones)
         now_ms = self._topic.context.now_ms()
         is_due = (times + self._delay_ms <= now_ms) & (tombstones <= horizon)
@@ -255,6 +261,20 @@ class _Run:
         stats = topic.context.compaction_stats
         stats.records, stats.bytes = stats.records + removed.records, stats.bytes + removed.bytes
 
+    def remove_found(self, found: FoundRecords) -> FoundRemoved:
+        topic, stop = self._topic, found.range.stop
+        with topic.lock:
+            _check_found(topic, found)
+            stop = min(stop, closed_stop(topic))
+            replaced, tombstones = topic.index.live_seqs(found.replaced), topic.index.live_seqs(found.tombstones)
+        self._horizon, self._oldest_tombstone_ms = found.range.horizon, found.oldest_tombstone_ms
+        self._remove(replaced, tombstones, self._wait_for_horizon(stop), stop)
+        progress = topic.compaction
+        is_new = progress is None or progress.selector != self._selector or progress.compacted_to < self._horizon
+        if found.is_last and is_new:
+            self._finish(stop)
+        return FoundRemoved(*self._removed, self._tombstones, self._horizon, self._oldest_tombstone_ms)
+
     def _finish(self, stop: int) -> None:
         topic = self._topic
         reached = min(self._wait_for_horizon(stop), stop - 1)
@@ -262,6 +282,88 @@ class _Run:
         topic.context.compaction_stats.tombstones += self._tombstones
         if topic.index.head and topic.compaction != progress:
             self._submit(np.zeros(0, np.int64), stop, progress.compacted_to, np.zeros(0, np.int64))
+
+
+# ── what was found elsewhere ──────────────────────────────────────────────────────────────────────
+
+
+class SearchRange(NamedTuple):
+    """What a search for replaced records reads: all live records of [first, stop)."""
+
+    epoch: int
+    rule: str  # `compaction` of the topic's config
+    opening: int  # identifies this opening of the directory
+    first: int
+    stop: int
+    horizon: int  # the last record that may be removed now
+
+
+class FoundRecords(NamedTuple):
+    """A part of what a search of a range has found. Parts are removed in the order of their seqs."""
+
+    range: SearchRange  # `horizon`: the lowest of all parts so far
+    replaced: Ints  # ascending; a later record of their key was live
+    tombstones: Ints  # ascending; the newest of their keys
+    is_last: bool = False  # nothing is left: remember how far the topic is compacted
+    oldest_tombstone_ms: int = 0  # of the tombstones of earlier parts that stay
+
+
+class FoundRemoved(NamedTuple):
+    """What became of a part."""
+
+    records: int
+    bytes: int
+    tombstones: int
+    horizon: int  # for the next part
+    oldest_tombstone_ms: int  # of this and of earlier parts
+
+
+def begin_search(topic: TopicState) -> SearchRange:
+    """Start another segment, so that every record may be removed, and return what is to be searched.
+
+    What the search finds stays true while the directory is open and the rule stays: a record whose newer one was live
+    then is replaced, whatever is written or deleted meanwhile. After another opening it may not be: a power cut may
+    have taken the newer one. So `remove_found` refuses what was found before.
+    """
+    rule = topic.key_index.selector().rule
+    with topic.lock:
+        topic.check_writable()
+        topic.context.shard(topic.id)  # raises where nothing can be written
+    delete.forward_before_delete(topic)
+    retention.expire_records(topic)
+    with topic.lock:
+        topic.index.roll_segment()
+        topic.mark_dirty()
+        topic.context.needs_checkpoint = True
+        stop = closed_stop(topic)
+        first, last = topic.index.earliest, horizon(topic, stop)
+        return SearchRange(topic.epoch, rule, topic.context.opening, first, stop, last)
+
+
+def remove_found(topic: TopicState, found: FoundRecords, *, actor: str | None = None) -> FoundRemoved:
+    """Remove what a search has found, as `compact_topic` does; when this returns it is gone under the topic's class.
+
+    Raises:
+        Refused: the topic, its rule or the opening of the directory is not that of the search.
+    """
+    # A run of the background may be at work: what both remove is removed once.
+    return _Run(topic, topic.key_index, actor, lambda _: None).remove_found(found)
+
+
+def _check_found(topic: TopicState, found: FoundRecords) -> None:
+    sought, rule = found.range, topic.config.compaction
+    now = (topic.epoch, rule, topic.context.opening)
+    if now != (sought.epoch, sought.rule, sought.opening):
+        reason = "its rule for keys was changed" if rule != sought.rule else "it was opened or created again"
+        raise Refused(
+            f"{topic.name}: {reason} since replaced records were searched; what was removed before is right, nothing "
+            "more was removed, search again"
+        )
+    for seqs in (found.replaced, found.tombstones):
+        if len(seqs) and (seqs[0] < 1 or seqs[-1] >= sought.stop or (seqs[1:] <= seqs[:-1]).any()):
+            raise BadInput(
+                f"{topic.name}: seqs that were found have to ascend, from 1 to below {sought.stop}; nothing was removed"
+            )
 
 
 def closed_stop(topic: TopicState) -> int:

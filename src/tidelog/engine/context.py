@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -333,6 +334,9 @@ class TopicRegistry(Protocol):
         ...
 
 
+_openings = count()  # of this process: two at the same time by the clock differ
+
+
 @dataclass(slots=True)
 class EngineContext:
     """What all topics of an engine share."""
@@ -379,11 +383,13 @@ class EngineContext:
     idle_sealed: list[str] = field(default_factory=list)  # idle topics with sealed segments, if there is a cold store
     hot_files_lock: Lock = field(default_factory=Lock)  # held while a data file is removed or recalled
     disk_reserve: DiskReserve = field(init=False)
+    opening: int = field(init=False)  # identifies this opening: records may be lost between two
     removals: PendingRemovals = field(init=False)
     health: HealthMonitor = field(init=False)
     gap_log: GapLog = field(init=False)  # set by the engine
 
     def __post_init__(self) -> None:
+        self.opening = self.clock.now_us() + next(_openings)
         self.removals = PendingRemovals(enabled=self.limits.ledger_records > 0)
         self.health = HealthMonitor(self.root, self.now_ms, BACKGROUND_TASKS)
         self.blob_ids = BlobIds(self.now_ms)

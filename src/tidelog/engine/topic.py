@@ -24,7 +24,7 @@ from tidelog.engine import (
 )
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.blobs import BlobFile
-from tidelog.engine.compaction import Compacted
+from tidelog.engine.compaction import Compacted, FoundRecords, FoundRemoved, SearchRange
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
@@ -60,7 +60,7 @@ class TopicSize(NamedTuple):
     removals: int
 
 
-@defer_signals_in("submit")
+@defer_signals_in("remove_found", "submit")
 class TopicOperations:
     """Operations on a topic that are not part of its public API: for an event loop, which must not block, and for a
     caller that drives the commits. The server uses them; `topic_operations` returns those of a topic."""
@@ -138,6 +138,14 @@ class TopicOperations:
     ) -> StreamedAppend:
         """Begin a streamed record; `length`, if it is known, is checked at once. Its methods block on the disk."""
         return StreamedAppend(self._state, tag=tag, node=node, meta=meta, key=key, length=length, durable=durable)
+
+    def begin_compaction_search(self) -> SearchRange:
+        """Close the active segment and return what a search for replaced records outside of the engine has to read."""
+        return compaction.begin_search(self._state)
+
+    def remove_found(self, found: FoundRecords, *, actor: str | None = None) -> FoundRemoved:
+        """Remove what such a search has found, by the rules of `Topic.compact`."""
+        return compaction.remove_found(self._state, found, actor=actor)
 
     def blob_files(self) -> list[BlobFile]:
         """List the blob files of its live large records, by seq."""

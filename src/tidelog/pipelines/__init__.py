@@ -7,11 +7,11 @@
     scrub       verify every checksum of a directory, in parallel, or every record of a server or an object store
     backfill    files, a table or a range of a topic → a function → a topic or a table
     stats       rates, sizes and waits per interval; status: where tables stand beside their topics
-    erase       records out of a topic and its tables, with a receipt
+    compact     the newest record of each key stays; erase: records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
 
-Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. A job has a module of its
-own (`export_job`, …); `table_formats` has the tables, `table_source` reads them, `transforms` has functions of DataFrames.
+Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. A job has a module of
+its own (`export_job`, …); `table_formats` has the tables, `table_source` reads them, `transforms` changes DataFrames.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tidelog.pipelines import transforms
 from tidelog.pipelines.api import (
     backfill,
     changes,
+    compact,
     erase,
     export,
     export_here,
@@ -54,6 +55,7 @@ __all__ = [
     "TableStatus",
     "backfill",
     "changes",
+    "compact",
     "erase",
     "export",
     "export_here",

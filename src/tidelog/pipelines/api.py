@@ -26,9 +26,11 @@ from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.store_options import TABLE_SCHEMES
+from tidelog.engine.compaction import Compacted
 from tidelog.errors import BadInput, NotFound, TopicNotFound
 from tidelog.pipelines import (
     backfill_job,
+    compact_job,
     erase_job,
     latest_rows,
     live_table,
@@ -226,8 +228,8 @@ def export_here(
 
         if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
             raise BadInput(
-                f"{table} keeps the newest row of each key, which Spark writes; nothing was written, use tidelog pipeline "
-                "export"
+                f"{table} keeps the newest row of each key, which Spark writes; nothing was written, use tidelog "
+                "pipeline export"
             )
         context = JobContext(LocalTaskRunner(), place.disk, SystemClock(), step)
         with closing(ExportJob(options, into, make_mapping, context, sizes)) as job:
@@ -584,6 +586,34 @@ def erase(
             step("erase a table")
             done.append(erase_job.erase_table(live, place, table, selection, repair))
         return erase_job.make_receipt(topic, receipt, done)
+
+
+def compact(
+    where: str,
+    topic: str,
+    *,
+    key: str | None = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    step: OnStep = interface.no_step,
+) -> Compacted:
+    """Remove the records of a topic with compaction that newer ones of their key replaced: `Topic.compact`, with the
+    search on executors.
+
+    A directory is held by this process until the job ends. A run that broke off is repeated: what it removed stays
+    removed, and the counts are those of the new run.
+
+    Raises:
+        BadInput: the topic has no compaction.
+        Refused: the server was restarted, or the rule for keys was changed, while the job searched.
+    """
+    location = Location.parse(where, key)
+    compact_job.check_location(location)
+    _find_topic(location, topic, where)
+    with compact_job.open_log(location, topic) as log, job_session(spark, master, conf) as live:
+        return compact_job.run_compact(live, location, topic, log, step, progress)
 
 
 def restore(

@@ -128,6 +128,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(records.delete_records, _DELETE)}),
     Route("/v0/topics/{topic}/latest", "topics", {"GET": Endpoint(retention.read_latest, _READ)}),
     Route("/v0/topics/{topic}/compact", "topics", {"POST": Endpoint(retention.compact_topic, _ADMIN)}),
+    Route("/v0/topics/{topic}/compact/search", "topics", {"POST": Endpoint(retention.search_replaced, _ADMIN)}),
+    Route("/v0/topics/{topic}/compact/found", "topics", {"POST": Endpoint(retention.remove_replaced, _ADMIN)}),
     Route("/v0/topics/{topic}/retention/simulate", "topics", {"POST": Endpoint(retention.simulate_retention, _READ)}),
     Route("/v0/topics/{topic}/seal", "topics", {"POST": Endpoint(records.seal_topic, _ADMIN)}),
     Route("/v0/topics/{topic}/rewrite", "topics", {"POST": Endpoint(records.rewrite_topic, _ADMIN)}),

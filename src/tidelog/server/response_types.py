@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from tidelog.api_types import LeaseToken, TimestampMs, described, schema_ref
+from tidelog.api_types import LeaseToken, SearchRange, TimestampMs, described, schema_ref
 from tidelog.engine.config import Durability
 from tidelog.engine.context import RemovalCause
 from tidelog.server.push.topic_stream import TTL_MS
@@ -317,6 +317,18 @@ class TopicCompacted(TopicBody):
     bytes: Count
     tombstones: Annotated[Count, described("Of the removed records, tombstones whose delay had passed.")]
     compacted_to: Annotated[Count, described("Of the records up to here, only the newest of each key is left.")]
+
+
+class FoundRemoved(TopicBody):
+    removed: Annotated[Count, described("Records, tombstones included.")]
+    bytes: Count
+    tombstones: Annotated[Count, described("Of the removed records, tombstones whose delay had passed.")]
+    horizon: Annotated[Count, described("For the next part.")]
+    oldest_tombstone_ms: Annotated[Count, described("For the next part; 0: no tombstone stays.")]
+
+
+class CompactionSearch(TopicBody):
+    range: SearchRange
 
 
 class EvictedRange(Part):

@@ -8,7 +8,7 @@
 Needs `pip install 'tidelog[spark]'`, on the executors too. Spark is imported when one of these functions is called.
 Start with `source` (reading) and `sink` (writing); `plan` splits a range into tasks, `task_reader` reads one, and
 `backends` has directories, object stores and servers. `executors` is what runs where the package may be missing;
-`listener` and `query_log` follow running queries.
+`listener` and `query_log` follow running queries; `key_source` has the keys of records, for compaction.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from tidelog.engine import Counts
 from tidelog.errors import Damaged
+from tidelog.formats.rows import Rows
 from tidelog.spark import decode
 from tidelog.spark.backends.interface import Backend, ColumnSet, ReadChunk, ReadRange, ReadTask, TopicGap
 from tidelog.spark.decode import RESCUED, ColumnArrays, json_fields
@@ -54,6 +55,24 @@ class TaskReader:
                 self.counts += chunk.counts
                 if chunk.rows is not None:
                     yield from self._decode_chunk(chunk, read_range.topic)
+        self._check_counts()
+
+    def records(self) -> Iterator[Rows | pa.RecordBatch]:
+        """Yield the records as the backend has them, for a reader that makes its own columns: no filter applies, and
+        no gap has a row. A batch of Arrow has the columns of the schema, as the engine calls them."""
+        for gap in self._task.gaps:
+            raise_on_gap(self._options, gap)
+        for read_range in self._task.ranges:
+            for chunk in self._read_range(read_range):
+                for gap in chunk.gaps:
+                    raise_on_gap(self._options, gap)
+                self.counts += chunk.counts
+                if chunk.rows is not None:
+                    self.counts += Counts(rows=len(chunk.rows))
+                    yield chunk.rows
+        self._check_counts()
+
+    def _check_counts(self) -> None:
         if sum(self.counts) != self._task.seq_count:
             raise Damaged(
                 f"a task was to account for {self._task.seq_count} seqs and found {sum(self.counts)} ({self.counts}); "

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
 from tidelog.database import engine_of
 from tidelog.engine import Engine, Topic
+from tidelog.engine.compaction import FoundRecords, FoundRemoved, SearchRange
+from tidelog.engine.topic import topic_operations
+from tidelog.errors import Refused
 from tidelog.testing import ManualClock, SimDisk
 
 TOPIC = "t"
@@ -116,6 +122,8 @@ class CompactionHistory:
         self.step = 1  # one operation of the disk in so many is looked at
         self.by_tag = config["compaction"] == "latest_by_tag"
         self.model = Model()
+        self.found: list[FoundRecords] = []  # parts of a search that are not removed yet
+        self.progress: FoundRemoved | None = None  # of the part before
         self._aside: list[Crash] = []
         self._known: set[tuple[bytes, bool]] = set()
         self.gone: set[int] = set()  # not live any more when the last call returned
@@ -311,6 +319,53 @@ def compact(history: CompactionHistory) -> None:
     history.run_call(call)
 
 
+def search(history: CompactionHistory) -> None:
+    """Find replaced records outside of the engine, as a job on many machines does. What it found waits in parts."""
+    sought: list[SearchRange] = []
+    history.run_call(lambda: sought.append(topic_operations(history.topic).begin_compaction_search()))
+    (span,) = sought
+    newest: dict[str, int] = {}
+    replaced, marked = list[int](), list[int]()
+    for seq in sorted(history.now.live):
+        key = history.model.written[seq].key
+        if key is not None and span.first <= seq < span.stop:
+            replaced += [newest[key]] if key in newest else []
+            newest[key] = seq
+    marked = [seq for seq in newest.values() if history.model.written[seq].tombstone]
+    edges = [0, *sorted(history.random.sample(range(1, span.stop + 1), min(2, span.stop))), span.stop + 1]
+    history.found = [
+        FoundRecords(
+            span,
+            np.array([seq for seq in sorted(replaced) if low <= seq < high], np.int64),
+            np.array([seq for seq in sorted(marked) if low <= seq < high], np.int64),
+            is_last=high == edges[-1],
+        )
+        for low, high in pairwise(edges)
+    ]
+    history.progress = None
+
+
+def remove_part(history: CompactionHistory) -> None:
+    """Remove the next part of what was found, whatever happened since."""
+    if not history.found:
+        return
+    part, before = history.found.pop(0), history.progress
+    if before is not None:
+        span = part.range._replace(horizon=before.horizon)
+        part = part._replace(range=span, oldest_tombstone_ms=before.oldest_tombstone_ms)
+
+    def call() -> None:
+        if part.range.opening != history.log.context.opening:
+            with pytest.raises(Refused, match="since replaced records were searched"):
+                topic_operations(history.topic).remove_found(part)
+            history.found = []
+            return
+        history.progress = topic_operations(history.topic).remove_found(part)
+        history.tally.removed += history.progress.records
+
+    history.run_call(call)
+
+
 def delete(history: CompactionHistory) -> None:
     if history.now.live:
         seqs = history.random.sample(sorted(history.now.live), min(2, len(history.now.live)))
@@ -367,6 +422,8 @@ OPERATIONS: tuple[Callable[[CompactionHistory], None], ...] = (
     *(append_batch,) * 2,
     *(append_tombstone,) * 2,
     *(compact,) * 3,
+    *(search,) * 2,
+    *(remove_part,) * 4,
     *(checkpoint,) * 2,
     *(tick,) * 2,
     *(append_without_key, delete, delete_newest, hold, commit, later, seal, rewrite),

@@ -131,10 +131,10 @@ class TierHarness:
         engine = engine_of(self.log)
         engine._tiers.relocate(engine._list_topics(), keep_segments=keep)
 
-    def recall(self, **seqs: int) -> None:
+    def recall(self, first: int = 0, last: int | None = None) -> None:
         assert self.log is not None
         engine = engine_of(self.log)
-        engine._tiers.recall(engine._list_topics(), **seqs)
+        engine._tiers.recall(engine._list_topics(), first, last)
 
     def restart(self) -> None:
         if self.arrangement.restarts:

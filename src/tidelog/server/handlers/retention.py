@@ -6,21 +6,27 @@ from base64 import b64encode
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
 
 from tidelog import api_types
 from tidelog.api_types import READ_BYTES, READ_LIMIT, READ_LIMIT_MAX
 from tidelog.engine import EvictedRange, LatestPage, LatestRecord, Record, RetentionPreview, Topic
+from tidelog.engine.compaction import FoundRecords, SearchRange
 from tidelog.engine.large_read import LargeData
 from tidelog.engine.topic import topic_operations
+from tidelog.errors import BadInput
+from tidelog.formats.frame import SEQ_MAX
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
 from tidelog.server.handlers.topics import config_json
 from tidelog.server.openapi import STRING, Parameter, binary_schema, integer_param, operation
 from tidelog.server.request import ARROW, RequestContext
+from tidelog.types import Ints
 
 _simulate_decoder = api_types.body_decoder(api_types.SimulateRetention)
+_found_decoder = api_types.body_decoder(api_types.FoundRecords)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -103,6 +109,44 @@ async def compact_topic(context: RequestContext) -> Response:
     topic, actor = context.get_topic(), context.principal.name
     done = await context.service.run_long(lambda: topic.compact(actor=actor))
     return context.json(responses.TopicCompacted(context.topic, *done))
+
+
+@operation("searchReplaced", response=responses.CompactionSearch, errors=("invalid_request", "topic_not_found"))
+async def search_replaced(context: RequestContext) -> Response:
+    """Close the active segment and read what a search for replaced records, outside of the server, has to read."""
+    operations = topic_operations(context.get_topic())
+    sought = await context.service.run_long(operations.begin_compaction_search)
+    return context.json(responses.CompactionSearch(context.topic, api_types.SearchRange(*sought)))
+
+
+@operation(
+    "removeReplaced",
+    request=api_types.FoundRecords,
+    response=responses.FoundRemoved,
+    errors=("invalid_request", "topic_not_found"),
+)
+async def remove_replaced(context: RequestContext) -> Response:
+    """Remove a part of what such a search has found, by the rules of compaction.
+
+    A part that is sent twice removes nothing more. What was searched before a restart of the server is refused.
+    """
+    body, actor = context.decode_body(_found_decoder), context.principal.name
+    operations = topic_operations(context.get_topic())
+    found = FoundRecords(
+        SearchRange(*msgspec.structs.astuple(body.range)),
+        _to_seqs(body.replaced),
+        _to_seqs(body.tombstones),
+        body.is_last,
+        body.oldest_tombstone_ms,
+    )
+    done = await context.service.run_long(lambda: operations.remove_found(found, actor=actor))
+    return context.json(responses.FoundRemoved(context.topic, *done))
+
+
+def _to_seqs(numbers: list[int]) -> Ints:
+    if numbers and max(numbers) > SEQ_MAX:
+        raise BadInput(f"{max(numbers)} is no seq; nothing was removed")
+    return np.array(numbers, np.int64)
 
 
 @operation(
