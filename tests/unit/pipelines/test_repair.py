@@ -412,10 +412,11 @@ def test_rows_of_a_function_are_compared_with_their_commits_and_not_repaired(for
         target = export_job.CommitTarget(table.path, format, shape, footer, harness.disk)
         batches = [pa.RecordBatch.from_pydict({"n": list(range(at, at + 30))}) for at in (0, 30)]
         files = [
-            msgspec.json.decode(
-                export_job.write_frame_partition(replace_run(target, number), 1, 61, [batch], 0, 0), type=DataFile
-            )
+            file
             for number, batch in enumerate(batches)
+            for file in msgspec.json.decode(
+                export_job.write_frame_partition(replace_run(target, number), 1, 61, [batch], 0, 0), type=list[DataFile]
+            )
         ]
         table.commit(
             Commit("orders", 1, 1, 61, tuple(files), shape.schema, shape.options_json, transform="shop:by_day")
