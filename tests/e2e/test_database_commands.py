@@ -14,6 +14,7 @@ from tests.kit.commands import Run, runner
 import tidelog
 
 KEY = "s3cret"
+READER = "reader"  # of one prefix
 RECORDS = b'{"sku": "A", "n": 1}\n{"sku": "B", "n": 2}\n{"sku": "C", "n": 3}\n'
 
 
@@ -26,7 +27,7 @@ def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "s", api_keys=KEY).start() as running:
+    with Server(tmp_path / "s", api_keys=f"{KEY},{READER}:read:orders").start() as running:
         yield running
 
 
@@ -156,6 +157,8 @@ def test_top_query_bench_and_export_of_a_server(run: Run, server: Server) -> Non
     assert [(row["group"], row["records"]) for row in found["groups"]] == [("billing", 1)]
     assert found["fsyncs_per_s"] >= 0
     assert found["disk_free_bytes"] > 0
+    found = json.loads(run("top", url(server), "--key", READER, "--once", "--interval", "0.1", "--json")[1])
+    assert [row["topic"] for row in found["topics"]] == ["orders"]
     assert json.loads(run("query", *place, "select sum((data->>'n')::int) as n from orders", "--json")[1]) == {"n": 3}
     done = json.loads(run("bench", *place, "--seconds", "0.05", "--batch", 2, "--json")[1])
     assert done["appends"] > 0

@@ -58,6 +58,20 @@ def start(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.slow
+def test_the_file_of_init_starts_a_strict_server(tmp_path: Path) -> None:
+    path = tmp_path / "tidelog.toml"
+    processes.run([*COMMAND, "init", str(path)], check=True, timeout=LIMIT_S)
+    process, address = start(tmp_path, "--config", str(path))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://{address}/v0/topics?pagesize=3", timeout=LIMIT_S)
+    with refused.value as response:
+        assert (response.code, "nearest is page_size" in response.read().decode()) == (400, True)
+    process.terminate()
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
 def test_the_readme_s_commands_work_when_pasted(tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text()
     block = re.search(r"```console\n(\$ tidelog serve.*?)```", page, re.DOTALL)

@@ -28,7 +28,8 @@ from tidelog.cli.command import (
     parse_seconds,
     stop_event,
 )
-from tidelog.cli.render import Screen, format_bytes, plural, render_bar
+from tidelog.cli.plot import Series, check_svg_path, render_bar, render_svg, save_svg
+from tidelog.cli.render import Screen, format_bytes, plural
 from tidelog.cli.target import target_place
 from tidelog.client import connect
 from tidelog.clock import SystemClock
@@ -48,6 +49,9 @@ def bench(args: Namespace, screen: Screen) -> int:
     """Measure appends and reads, and print them beside a bare write and fsync."""
     if not 0 < args.seconds <= _SECONDS_MAX:
         raise BadInput(f"--seconds is {args.seconds:g}, it must be above 0 and at most {_SECONDS_MAX:g}")
+    if args.plot is not None:
+        check_path(args.plot, "a file of this machine")
+        check_svg_path(args.plot)
     name = f"tidelog-bench-{SystemClock().now_us():x}"
     batch = [_payload(args.record_bytes)] * args.batch
     bare = None if args.server else measure_bare(args, name, b"".join(batch))
@@ -63,6 +67,8 @@ def bench(args: Namespace, screen: Screen) -> int:
                 database.drop(name)
     fields = _fields(args, writes, read_per_s, bare)
     lines, rows = _describe(args, fields)
+    if args.plot is not None:
+        save_svg(args.plot, _render_histogram(fields))
     screen.print_result(fields, *lines, titles=(">latency up to", ">appends", ""), rows=rows)
     return 0
 
@@ -226,6 +232,13 @@ def _describe(args: Namespace, fields: dict[str, Any]) -> tuple[list[str], list[
     ]
 
 
+def _render_histogram(fields: dict[str, Any]) -> str:
+    labels = [f"up to {_format_us(us)}" for us, _ in fields["histogram"]]
+    counts = Series("latency of appends", "appends", [count for _, count in fields["histogram"]])
+    title = f"{fields['database']}: {fields['records_per_s']:,.0f} records/s, class {fields['class']}"
+    return render_svg(labels, [counts], title)
+
+
 _QUANTILES: Final = ("p50", "p99", "max")
 
 
@@ -255,3 +268,4 @@ def add(commands: Commands) -> None:
     parser.add_argument("--batch", type=parse_positive, default=1, metavar="N", help="records in one append (1)")
     parser.add_argument("--writers", type=parse_positive, default=1, metavar="N", help="threads that append (1)")
     parser.add_argument("--seconds", type=parse_seconds, default=5.0, metavar="S", help="how long to append (5)")
+    parser.add_argument("--plot", metavar="FILE", help="an SVG of the latencies to write")

@@ -10,7 +10,7 @@ from argparse import Namespace
 from tidelog.cli.command import DATABASE, Commands, add_command
 from tidelog.cli.pipeline import add_storage_options, print_exported
 from tidelog.cli.render import Screen
-from tidelog.cli.target import check_holds_topics, target_place
+from tidelog.cli.target import check_target, target_place
 from tidelog.errors import NotFound
 
 
@@ -23,8 +23,7 @@ def export(args: Namespace, screen: Screen) -> int:
             f"exports need packages that are not installed ({error.name} is missing); nothing was written, run: pip "
             "install 'tidelog[spark,lake]' (Java is not needed)"
         ) from None
-    if args.dir is not None:
-        check_holds_topics(args.dir)
+    check_target(args)
     with screen.progress_bar(f"exporting {args.topic}", total=1) as bar:
         done = pipelines.export_here(
             target_place(args),

@@ -32,9 +32,9 @@ from tidelog.cli.command import (
     stop_event,
 )
 from tidelog.cli.doctor import describe_location, finding_fields, finding_row
-from tidelog.cli.render import Screen, format_bytes, format_seqs, plural, render_bar
+from tidelog.cli.plot import check_svg_path, render_bar, render_stats, save_svg
+from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
 from tidelog.cli.target import target_place
-from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
@@ -263,16 +263,15 @@ def _backfilled_rows(done: Any) -> list[tuple[str, str]]:
 
 def stats(args: Namespace, screen: Screen) -> int:
     from tidelog import addresses, pipelines
-    from tidelog.pipelines.stats_job import save_plot
 
     if args.plot:
         args.plot = addresses.local_directory(args.plot, "--plot")
-    if args.plot and not args.plot.endswith(".svg"):
-        raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
+    if args.plot:
+        check_svg_path(args.plot)
     with _spark(args, screen) as spark, screen.progress_bar(f"reading {args.topic}"):
         found = pipelines.stats(target_place(args), args.topic, every_ms=args.every, key=args.api_key, **spark)
     if args.plot:
-        save_plot(found, PosixDisk(), args.plot)
+        save_svg(args.plot, render_stats(found))
     counted = sum(row["records"] for row in found.rates)
     screen.print_result(
         {**found._asdict(), "plot": args.plot},

@@ -227,17 +227,6 @@ def format_time_range(first_us: int | None, last_us: int | None) -> str:
     return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
 
 
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def render_bar(value: float, max_value: float, width: int) -> str:
-    """Draw a bar in eighths of a character; every value above 0 has at least one."""
-    if max_value <= 0 or value <= 0:
-        return ""
-    eighths = max(round(value / max_value * width * 8), 1)
-    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
 # ── findings ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -113,6 +113,14 @@ def target_words(args: Namespace, *words: str) -> str:
     return " ".join([*words, "--server", args.server] if args.server else [args.dir, *words])
 
 
+def check_target(args: Namespace) -> None:
+    """Raise at once where there are no topics or no server, for what would wait for a server that is away."""
+    if args.server:
+        connect(args.server, key=args.api_key).close()
+    else:
+        check_holds_topics(args.dir)
+
+
 @contextmanager
 def open_target(
     args: Namespace, screen: Screen, *, write: bool, create: bool = False, **settings: Any

@@ -25,7 +25,7 @@ from tidelog.database import Database
 from tidelog.disk.interface import free_bytes
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import TopicInfo
-from tidelog.errors import BadInput, TopicNotFound, Unavailable
+from tidelog.errors import BadInput, Forbidden, TopicNotFound, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +57,9 @@ class Sampler:
 
     def _metrics(self) -> dict[str, float]:
         if self._client is not None:
-            return parse_metrics(self._client.get_bytes("/metrics").decode())
+            with suppress(Forbidden):  # the key may read some topics only
+                return parse_metrics(self._client.get_bytes("/metrics").decode())
+            return {}
         free = free_bytes(PosixDisk(), self._directory)
         found = {"wal_bytes": float(wal_bytes(self._directory))}
         return found if free is None else {**found, "disk_free_bytes": float(free)}
@@ -190,7 +192,7 @@ def render(fields: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    fsyncs = "fsyncs: only a server knows"
+    fsyncs = "fsyncs: not known here"
     if fields["fsyncs_per_s"] is not None:
         mean = "" if fields["fsync_mean_us"] is None else f" of {fields['fsync_mean_us']:,} µs"
         fsyncs = f"{fields['fsyncs_per_s']:,.1f} fsyncs/s{mean}"

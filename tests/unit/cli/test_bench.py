@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from tests.kit.commands import Run, json_result, runner
@@ -32,17 +33,20 @@ def test_a_run_adds_up_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
 
 
 def test_people_get_a_plot(run: Run) -> None:
-    code, out, err = run(".", "--seconds", "0.05", "--class", "memory")
+    code, out, err = run(".", "--seconds", "0.05", "--class", "memory", "--plot", "bench.svg")
     assert (code, err) == (0, "")
     assert "bare " in out
     assert "times that\n" in out
     assert "█" in out
+    drawn = ElementTree.fromstring(Path("bench.svg").read_text())
+    assert "latency of appends, appends" in [each.text for each in drawn.iter()]
 
 
 def test_what_is_refused(run: Run, tmp_path: Path) -> None:
     for words, said in (
         (("nowhere",), "there is no directory nowhere"),
         ((".", "--seconds", "0"), "--seconds is 0"),
+        ((".", "--plot", "bench.png"), "ends in .svg"),
         (("http://127.0.0.1:1",), "cannot be reached"),
     ):
         code, out, err = run(*words)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from tests.kit.commands import Run, json_result, runner
+from tests.kit.commands import Run, json_result, runner, start_process
 
 import tidelog
 from tidelog.cli.top import Sample, Sampler, compare, parse_metrics
@@ -43,6 +45,19 @@ def test_a_directory_beside_its_writer(run: Run) -> None:
     assert (code, err) == (0, "")
     assert "billing" in out
     assert "jobs" not in out
+
+
+def test_it_ends_with_a_signal(run: Run, tmp_path: Path) -> None:
+    del run  # its directory
+    with tidelog.open("data") as database:
+        fill(database)
+        process = start_process(tmp_path, "top", "data", "--interval", "0.05", "--json")
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert first["records"] == second["records"] == 103
 
 
 def test_rates_are_differences_of_two_samples(run: Run) -> None:
