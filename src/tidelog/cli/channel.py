@@ -4,9 +4,8 @@
     tidelog channel … CHANNEL --server URL      the server is the writer, and the command a client
 
 Commands that read open a directory beside a writer; commands that write lock it, and print their result after it is
-closed. Without a user it acts as the
-operator: the owner of the files, or a key with the scope admin; a read uses the key's own user where the key has no
-such scope.
+closed. Without a user a command acts as the operator: the owner of the files, or a key with the scope admin; a read
+uses the key's own user where the key has no such scope.
 """
 
 from __future__ import annotations
