@@ -41,18 +41,23 @@ demo: $(READY) ## a guided tour on real files, up to a shop with a million order
 # needs takes 86 % more, so there only `make coverage` measures it. The floor is `fail_under` in pyproject.toml.
 MONITORED = $(shell $(RUN) -c 'import sys; print("yes" if sys.version_info >= (3, 12) else "")')
 
-# Three workers on two cores: many tests wait for a sync, a process or Java.
+# Files of tests are in memory where Linux has 8 GB for them: on a disk, syncs were half of the time of such tests.
+# `make crash` uses the disk. Those of the last run that failed stay, as $(TEMPORARY)/pytest-of-*.
+TEMPORARY = $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 { print "/dev/shm" }')
+IN_MEMORY = $(if $(TEMPORARY),PYTEST_DEBUG_TEMPROOT=$(TEMPORARY))
+
+# Three workers on two cores: many tests wait for a process or Java.
 test: $(READY) ## the whole test suite; with Python 3.12 or newer also its line coverage
 	@$(if $(MONITORED),true,echo "line coverage is measured with Python 3.12 or newer, or by make coverage")
-	@COVERAGE_CORE=sysmon $(RUN) -m pytest -n 3 --dist worksteal -m "not sweep and not cluster" $(if $(MONITORED),--cov --cov-report=)
+	@$(IN_MEMORY) COVERAGE_CORE=sysmon $(RUN) -m pytest -n 3 --dist worksteal -m "not sweep and not cluster" $(if $(MONITORED),--cov --cov-report=)
 
 coverage: $(READY) ## line coverage of the fast tests, with its floor; with any Python
-	@$(if $(MONITORED),COVERAGE_CORE=sysmon) $(RUN) -m pytest -q -n 3 --dist worksteal --cov --cov-report=term:skip-covered \
+	@$(IN_MEMORY) $(if $(MONITORED),COVERAGE_CORE=sysmon) $(RUN) -m pytest -q -n 3 --dist worksteal --cov --cov-report=term:skip-covered \
 	  -m "not slow and not sweep and not cluster"
 
 check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
-	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep and not cluster" --ignore=tests/test_tidy.py
+	@$(IN_MEMORY) $(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep and not cluster" --ignore=tests/test_tidy.py
 
 # A shim of pyenv finds an interpreter only where PYENV_VERSION or `pyenv global` names it.
 matrix: export PYENV_VERSION := $(shell pyenv versions --bare 2>/dev/null | paste -sd:)

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from tests.kit.sampling import one_in
 from tests.unit.spark.helpers import run_server
 
 import tidelog
@@ -49,7 +50,7 @@ def has_secret(path: Path) -> bool:
     return any(SECRET in value for file in files for value in pq.read_table(file).column("data").to_pylist())
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
+@pytest.mark.parametrize("format", one_in(2, ["delta", "parquet"]))
 def test_erasure_reaches_every_version_of_a_table(spark: SparkSession, data: Path, tmp_path: Path, format: str) -> None:
     table = tmp_path / "table"
     pipelines.export(str(data), "orders", str(table), format=format, spark=spark)  # type: ignore[arg-type]
@@ -93,7 +94,7 @@ def test_erasure_by_seq_of_a_server_and_a_table_in_a_bucket(
         assert sorted(row.seq for row in rows) == [4, 5, 6, 8]
 
 
-@pytest.mark.parametrize("step", ["erase the log", "erase a table"])
+@pytest.mark.parametrize("step", one_in(2, ["erase the log", "erase a table"]))
 def test_erasure_that_broke_off_is_repeated(spark: SparkSession, data: Path, tmp_path: Path, step: str) -> None:
     table = tmp_path / "table"
     pipelines.export(str(data), "orders", str(table), spark=spark)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.kit.sampling import one_in
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 from tests.unit.pipelines.test_reconcile import missing, plant
 from tests.unit.spark.helpers import run_server
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 SMALL = Sizes(file_bytes=20_000, age_ms=1_000, commit_bytes=80_000)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", one_in(2, FORMATS))
 def test_export_reconcile_and_repair(spark: SparkSession, tmp_path: Path, format: Format) -> None:
     bench = PipelineHarness(tmp_path, format)
     bench.fill(3000)

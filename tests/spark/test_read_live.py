@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.kit.sampling import one_in
 
 import tidelog
 from tidelog import pipelines
@@ -14,7 +15,7 @@ from tidelog.pipelines.table_formats.interface import Format
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
+@pytest.mark.parametrize("format", one_in(2, ["parquet", "delta"]))
 def test_a_live_read_has_each_row_once_whatever_is_exported_meanwhile(
     spark: SparkSession, tmp_path: Path, format: Format
 ) -> None:

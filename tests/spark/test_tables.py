@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from tests.kit.s3 import BUCKET, SECRET_KEY, S3Server
+from tests.kit.sampling import one_in
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, s3_options, s3_table
 
 from tidelog import pipelines
@@ -17,7 +18,7 @@ from tidelog.pipelines.table_formats.interface import Format
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", one_in(2, FORMATS))
 def test_a_table_in_a_bucket(
     spark: SparkSession, tmp_path: Path, s3_server: S3Server, format: Format, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.sampling import one_in
 
 CONFTEST = Path(__file__).parents[2] / "conftest.py"
 TESTS = """
@@ -44,8 +45,8 @@ def run(folder: Path, limit_mib: int, *args: str) -> subprocess.CompletedProcess
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
-def test_a_test_process_above_the_memory_limit_fails_the_run(tmp_path: Path, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", one_in(2, [["-n", "2"], []]), ids=["workers", "alone"])
+def test_a_test_process_above_the_memory_limit_fails_the_run(tmp_path: Path, workers: list[str]) -> None:
     done = run(tmp_path, 150, *workers)
     assert done.returncode == 1, done.stdout
     assert "3 passed" in done.stdout
@@ -53,8 +54,8 @@ def test_a_test_process_above_the_memory_limit_fails_the_run(tmp_path: Path, wor
     assert re.search(r"(19|20)\d MiB test_it.py::test_large", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
-def test_the_summary_shows_sums_and_peaks(tmp_path: Path, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", one_in(2, [[], ["-n", "2"]]), ids=["alone", "workers"])
+def test_the_summary_shows_sums_and_peaks(tmp_path: Path, workers: list[str]) -> None:
     done = run(tmp_path, 1_024, *workers)
     assert done.returncode == 0, done.stdout
     assert "states: 4,003\n" in done.stdout
