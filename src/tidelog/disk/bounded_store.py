@@ -24,7 +24,7 @@ from tidelog.types import Buffer
 T = TypeVar("T")
 RETRY_PAUSES_S: Final = (0.1, 0.4, 1.6)
 IDLE_S: Final = 10.0
-"""A thread without work for so long ends: stores that their owners dropped may not be closed."""
+"""A thread without work for so long ends: not every user of a store closes it."""
 
 
 class _TimedOut(StoreUnavailable):
