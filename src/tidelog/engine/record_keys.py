@@ -25,12 +25,13 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from tidelog import native
 from tidelog.engine.config import LATEST_BY_TAG
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats import segment_index
 from tidelog.formats.key_index import DIGEST_BYTES, SegmentKeys, Words
-from tidelog.formats.rows import Rows, copy_values, to_binary_array
-from tidelog.types import Ints
+from tidelog.formats.rows import Rows, Span, copy_values, to_binary_array
+from tidelog.types import Buffer, Ints
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 _CHUNK_BYTES: Final = 1 << 20  # of JSON text that is parsed at once
@@ -85,38 +86,39 @@ class KeySelector:
             tags = to_binary_array(rows.buf, rows.tag)
             tagged = rows.tag.size > 0
             return tags if tagged.all() else pc.if_else(pa.array(tagged), tags, pa.scalar(None, pa.binary()))
-        is_json = _holds_json(rows)
-        values: list[bytes | None] = [None] * len(rows)
-        which = np.flatnonzero(is_json & (rows.data.size > 0))
-        found = self._values(rows, which)
-        if len(found) == len(values):
-            values = found
-        else:
-            for position, value in zip(which.tolist(), found, strict=True):
-                values[position] = value
-        return pa.array(values, pa.binary())
+        which = np.flatnonzero(_holds_json(rows) & (rows.data.size > 0))
+        found = self._keys_in_json(rows, which)
+        if len(found) == len(rows):
+            return found
+        places = np.full(len(rows), -1, np.int64)
+        places[which] = np.arange(len(which))
+        return found.take(pa.array(places, mask=places < 0))
 
-    def _values(self, rows: Rows, which: Ints) -> list[bytes | None]:
-        keys: list[bytes | None] = []
+    def _keys_in_json(self, rows: Rows, which: Ints) -> pa.Array:
+        keys = [pa.array([], pa.binary())]
         ends = np.cumsum(rows.data.size[which])
         lo = 0
         while lo < len(which):
             start = int(ends[lo - 1]) if lo else 0
             hi = max(int(np.searchsorted(ends, start + _CHUNK_BYTES)), lo + 1)
-            keys += self.keys_of_texts(copy_values(rows.buf, rows.data.take(which[lo:hi])))
+            keys.append(self._keys_of_values(rows.buf, rows.data.take(which[lo:hi])))
             lo = hi
-        return keys
+        return pa.concat_arrays(keys)
 
-    def keys_of_texts(self, texts: list[bytes]) -> list[bytes | None]:
-        """Return the key in each JSON text, of a rule that is a pointer."""
+    def keys_of_texts(self, texts: list[bytes]) -> pa.Array:
+        """Return the key in each JSON text as bytes, of a rule that is a pointer; null: it has none."""
+        sizes = np.array([len(text) for text in texts], np.int64)
+        return self._keys_of_values(b",".join([*texts, b""]), Span(np.cumsum(sizes + 1) - sizes - 1, sizes))
+
+    def _keys_of_values(self, buf: Buffer, values: Span) -> pa.Array:
         if self._parse is not None:
             try:
-                found = self._parse(b"[" + b",".join(texts) + b"]")
-                if len(found) == len(texts):
-                    return [_key_text(value) for value in found]
+                found = self._parse(_join_values(buf, values))
+                if len(found) == len(values.size):
+                    return _encode_keys(found)
             except (msgspec.MsgspecError, RecursionError, ValueError):
                 pass  # one of them is not what the batch parser expects: look at each
-        return [_key_text(self._follow(text)) for text in texts]
+        return _encode_keys([self._follow(text) for text in copy_values(buf, values)])
 
     def _follow(self, text: bytes) -> object:
         """Return the value at the pointer in one JSON text; UNSET if there is none."""
@@ -173,6 +175,28 @@ class KeySelector:
         )
 
 
+def _join_values(buf: Buffer, values: Span) -> bytearray:
+    """Return the JSON array of these JSON texts. They are copied once, each with the byte after it, which becomes a
+    comma. Raises ValueError where there is no such byte."""
+    sizes = values.size + 1
+    text = bytearray(int(sizes.sum()) + 1)
+    native.copy_values(memoryview(text)[1:], bytearray(4 * (len(sizes) + 1)), buf, values.pos, sizes)
+    text[0] = ord("[")
+    np.frombuffer(text, np.uint8)[np.cumsum(sizes)] = ord(",")
+    text[-1] = ord("]")
+    return text
+
+
+def _encode_keys(values: list[Any]) -> pa.Array:
+    """Return the key of each of these values."""
+    if "" not in values:
+        try:
+            return pa.array(values, pa.string()).cast(pa.binary())  # most often all of them are texts
+        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
+            pass
+    return pa.array([_key_text(value) for value in values], pa.binary())
+
+
 def _holds_json(rows: Rows) -> BoolArray:
     """Return which rows have JSON data. That of a large record is in a file of its own and is not looked into."""
     is_json: BoolArray = (segment_index.record_flags(rows) & segment_index.JSON) != 0
@@ -193,7 +217,7 @@ def _is_position(token: str) -> bool:
     return token.isascii() and token.isdecimal() and len(token) < 10 and (token == "0" or token[0] != "0")
 
 
-def _make_parser(tokens: tuple[str, ...]) -> Callable[[bytes], list[Any]]:
+def _make_parser(tokens: tuple[str, ...]) -> Callable[[bytearray], list[Any]]:
     """Return a function that finds the value of each record in an array of them. It parses nothing else of a record."""
     kind: Any = _Leaf
     for number, token in enumerate(reversed(tokens)):
@@ -203,7 +227,7 @@ def _make_parser(tokens: tuple[str, ...]) -> Callable[[bytes], list[Any]]:
         kind = level | _Other
     decode = msgspec.json.Decoder(list[kind]).decode
 
-    def parse(text: bytes) -> list[Any]:
+    def parse(text: bytearray) -> list[Any]:
         values = decode(text)
         for _ in tokens:
             values = [getattr(value, "value", UNSET) for value in values]

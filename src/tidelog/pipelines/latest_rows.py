@@ -59,12 +59,11 @@ def record_keys(batch: pa.RecordBatch, rule: str) -> pa.Array:
     if rule == KEY_BY_TAG:
         tags = batch.column("tag")
         return pc.if_else(pc.equal(tags, ""), None, tags)
-    selector, values = selector_of(rule), list[bytes | None]([None]) * batch.num_rows
     which = np.flatnonzero(batch.column(IS_JSON).to_numpy(zero_copy_only=False))
-    found = selector.keys_of_texts(batch.column("data").take(pa.array(which)).to_pylist())
-    for position, value in zip(which.tolist(), found, strict=True):
-        values[position] = value
-    return pa.array(values, pa.binary()).cast(pa.string())
+    found = selector_of(rule).keys_of_texts(batch.column("data").take(pa.array(which)).to_pylist())
+    places = np.full(batch.num_rows, -1, np.int64)
+    places[which] = np.arange(len(which))
+    return found.take(pa.array(places, mask=places < 0)).cast(pa.string())
 
 
 def tombstones(batch: pa.RecordBatch, rule: str) -> NDArray[np.bool_]:
