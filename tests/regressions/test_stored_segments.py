@@ -13,7 +13,7 @@ from tidelog.engine import recovery
 from tidelog.engine.check import check_directory
 from tidelog.engine.erase import ErasureIncomplete
 from tidelog.errors import BadInput, Corrupt, StoreUnavailable, WrongStore
-from tidelog.testing import ManualClock, SimDisk
+from tidelog.testing import ManualClock, SimDisk, SimStore
 
 TINY: dict[str, Any] = {"segment_events_max": 8, "wal_file_bytes": 4096, "head_reserve": 4}
 
@@ -380,6 +380,17 @@ def test_a_place_that_something_else_uses_is_no_cold_store(place: str) -> None:
     assert files_of(disk, place) == before
     with open_database(disk) as db:
         assert len(read_all(db.topic("u"))) == 20
+
+
+def test_a_copy_of_a_data_directory_in_a_bucket_is_no_cold_store() -> None:
+    disk, store = SimDisk(), SimStore()
+    with open_database(disk, "other") as db:
+        db.topic("theirs").append(b"x")
+    store.objects = {path.removeprefix("other/"): content for path, content in files_of(disk, "other").items()}
+    before = dict(store.objects)
+    with pytest.raises(WrongStore, match="is a data directory"):
+        open_database(disk, cold_store=store)
+    assert store.objects == before
 
 
 @pytest.mark.parametrize("place", ["data", "data/cold", "data/topics"])

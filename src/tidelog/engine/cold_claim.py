@@ -73,9 +73,8 @@ def _find_other_use(store: SegmentStore) -> str | None:
     does not name, objects of a cold store too."""
     if store.exists(LABEL_KEY):
         return "holds backups"
-    if next(iter(store.list(MANIFEST_DIR)), None) is not None:
-        return "is a data directory"
-    return None
+    bases = f"{MANIFEST_DIR}/snapshot."
+    return "is a data directory" if any(each.key.startswith(bases) for each in store.list(MANIFEST_DIR)) else None
 
 
 class StoreClaim:

@@ -160,7 +160,8 @@ def _check_cold_directory(disk: Disk, root: str, address: str, directory: str) -
     """Raise BadInput for a cold store in a data directory: its writer removes files that it does not know."""
     above, last = directory, ""
     while above != last:
-        if above == root or all(disk.stat(join(above, name)) is not None for name in (manifest.MANIFEST_DIR, WAL_DIR)):
+        parts = (manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR)
+        if above == root or all(disk.stat(join(above, name)) is not None for name in parts):
             where = "the data directory" if above == root else f"{above}, which is another data directory"
             raise BadInput(f"the cold store {address} is in {where}; nothing was done, choose another place")
         above, last = parent_dir(above), above
