@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tidelog.database import engine_of
 from tidelog.disk.segment_store import MARKER_KEY, DirectoryStore
 from tidelog.engine.check import check_directory
 from tidelog.engine.erase import ErasureIncomplete
+from tidelog.engine.tiers import Moved
 from tidelog.errors import BadInput, Corrupt, Error, StoreDenied, StoreUnavailable, WrongStore
 from tidelog.testing import DiskCall, ManualClock, SimDisk, SimStore, SyncMode
 
@@ -338,6 +340,28 @@ def test_objects_that_a_crash_left_are_deleted_at_the_next_start(machine: Machin
         assert len([key for key in machine.objects() if key.startswith("topics/00")]) == 2
         assert {"topics/readme.txt", "notes/x"} <= set(machine.store.objects)
         assert values(log) == list(range(30))
+
+
+def test_copies_keep_to_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relocation reads what it wrote, so it takes twice the time of a recall."""
+    machine = Machine(hot_retain_segments=0, cold_rate_bytes=1_000)
+    with machine.open() as log:
+        machine.fill(log, 3)
+        tiers, topics = engine_of(log)._tiers, engine_of(log)._list_topics()
+        monkeypatch.setattr(tiers._stopped, "wait", lambda seconds: machine.clock.tick(round(seconds * 1000)))
+
+        def seconds(move: Callable[[], Moved]) -> float:
+            started_us = machine.clock.monotonic_us()
+            done = move()
+            assert done.segments == 3
+            return (machine.clock.monotonic_us() - started_us) / 1e6 / (done.bytes / 1_000)
+
+        assert seconds(lambda: tiers.relocate(topics, throttled=True)) == pytest.approx(2, rel=0.01)
+        for _ in range(3):  # until no manifest needs the files
+            log.topic("orders").append({"n": 0})
+            log.checkpoint()
+        assert seconds(lambda: tiers.recall(topics, throttled=True)) == pytest.approx(1, rel=0.01)
+        assert seconds(lambda: tiers.relocate(topics)) == 0
 
 
 def test_the_data_of_a_large_record_stays_on_the_disk(machine: Machine) -> None:
