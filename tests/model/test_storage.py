@@ -59,6 +59,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "rewrite_dead_bytes_min": 60,
     "rewrite_bytes_per_second": 0,
     "hot_retain_segments": 1,
+    "cold_timeout_ms": 3_600_000,  # a store of tests answers, however busy the machine is
 }
 LIMITS: Final[tuple[dict[str, Any], ...]] = (
     {},
