@@ -76,6 +76,7 @@ class Error(Exception):
     retryable: ClassVar[bool] = False
     written: bool | None = False  # None: unknown. A class has a default, an error may override it
     acked: range = range(0)  # seqs of the same call that were written before the error
+    is_of_repetition: bool = False  # of a client: the request was sent before, its response was lost; it may be done
 
 
 class Refused(Error):

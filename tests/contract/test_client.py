@@ -150,6 +150,19 @@ def test_a_write_whose_response_was_lost_is_written_once(contract_server: str, n
         database.close()
 
 
+def test_a_commit_whose_response_was_lost_is_no_conflict(contract_server: str, name: Name) -> None:
+    """Its repetition finds the group where the first attempt brought it. One that was answered is a conflict."""
+    with tidelog.connect(contract_server, key=KEY) as direct, proxy(port_of(contract_server), 1) as url:
+        direct.topic(name()).append([1, 2, 3])
+        database = RemoteDatabase(Client(url, key=KEY, retry_ms=30_000))
+        group = database.topic(name(), create=False).group("g")
+        assert group.commit(2, expect=0) == 2
+        for seq in (2, 3):
+            with pytest.raises(errors.CursorConflict):
+                group.commit(seq, expect=0)
+        database.close()
+
+
 def test_a_request_that_may_not_be_repeated_is_in_doubt(contract_server: str, name: Name) -> None:
     with tidelog.connect(contract_server, key=KEY) as direct:
         direct.topic(name())

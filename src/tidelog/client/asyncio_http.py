@@ -58,6 +58,7 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.is_used = False  # it has had a response before
+        self.is_repetition = False  # it was opened for a request that another connection lost
         self._is_reusable = False
         self._left: int | None = 0  # bytes of the body that were not read yet; None: chunks, -1: up to the end
         self.status = 0
@@ -271,10 +272,11 @@ class AsyncClient:
         except TimeoutError:
             raise ConnectionLost(f"no response within {self._timeout_s + request.wait_s:g} s") from None
         elapsed_ms = self._clock.monotonic_ms() - started_ms
-        return Response(connection.status, connection.headers, content, elapsed_ms)
+        return Response(connection.status, connection.headers, content, elapsed_ms, connection.is_repetition)
 
     async def _send(self, request: Request, progress: _Progress, *, new: bool = False) -> _Connection:
         connection = await self._take_connection(new)
+        connection.is_repetition = new
         target, headers = self.core.head(request)
         address = self.core.address
         lines = [f"{request.method} {target} HTTP/1.1", f"Host: {address.host}:{address.port}"]
@@ -292,7 +294,10 @@ class AsyncClient:
         except ConnectionLost:
             connection.close()
             if connection.is_used and request.retry_safe and request.chunks is None:
-                return await self._send(request, progress, new=True)
+                try:
+                    return await self._send(request, progress, new=True)
+                except NotConnected as error:
+                    raise ConnectionLost(str(error)) from None  # the first attempt may have been executed
             raise
         except BaseException:
             connection.close()

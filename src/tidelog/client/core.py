@@ -90,6 +90,7 @@ class Response:
     headers: Mapping[str, str]
     content: bytes
     elapsed_ms: int = 0  # from the request to the end of the response
+    is_repetition: bool = False  # the request was sent twice: the kept connection was lost before a response
 
     def json(self) -> dict[str, Any]:
         try:
@@ -121,7 +122,12 @@ class NotConnected(Exception):
 
 
 class ConnectionLost(Exception):
-    """The connection ended before the whole response arrived."""
+    """The connection ended before the whole response arrived. `may_be_stale`: it was kept from an earlier request, and
+    no byte of a response arrived."""
+
+    def __init__(self, reason: str, *, may_be_stale: bool = False) -> None:
+        super().__init__(reason)
+        self.may_be_stale = may_be_stale
 
 
 class RetryBackoff:
@@ -248,10 +254,12 @@ class ClientCore:
         backoff = RetryBackoff(self.retry_ms, self.clock)
         may_repeat = not self.retry_ms  # once, at once; otherwise the backoff repeats it
         can_repeat = request.chunks is None
+        is_repetition = False
         while True:
             try:
                 response = yield request
             except ConnectionLost as error:
+                is_repetition = True
                 if not (request.retry_safe and can_repeat):
                     raise self.in_doubt(str(error)) from None
                 if not may_repeat:
@@ -265,7 +273,9 @@ class ClientCore:
             else:
                 if response.status < _ERROR_STATUS_MIN or response.status == _NOT_MODIFIED:
                     return response
+                is_repetition = is_repetition or response.is_repetition
                 refused = self.errors.refused(request.path, response.status, response.headers, response.content)
+                refused.is_of_repetition = is_repetition
                 if not can_repeat or not _may_be_repeated(request, response):
                     raise refused
                 yield backoff.next_pause(refused, _retry_after_s(response))

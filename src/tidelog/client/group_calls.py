@@ -12,7 +12,7 @@ from tidelog.engine import SEQ_MAX, GroupState, Lag, Page, Preview
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState
 from tidelog.engine.groups import ResetTarget, check_group_name, timestamp_ms
-from tidelog.errors import BadInput, GroupNotFound
+from tidelog.errors import BadInput, CursorConflict, GroupNotFound
 
 _FETCH_BYTES: Final = 1 << 20
 
@@ -51,7 +51,12 @@ class GroupCalls:
         check_int("seq", seq, 0, SEQ_MAX)
         if expect is not None:
             check_int("expect", expect, 0, SEQ_MAX)
-        position: int = (yield from self._post("/commit", {"seq": seq, "expect": expect}))["position"]
+        try:
+            position: int = (yield from self._post("/commit", {"seq": seq, "expect": expect}))["position"]
+        except CursorConflict as error:
+            if error.is_of_repetition and error.position == seq:
+                return seq  # the first attempt did it, and its response was lost
+            raise
         return position
 
     def would_commit(self, seq: int, *, expect: int | None = None) -> Call[Preview]:

@@ -197,7 +197,7 @@ class Client:
         """Send a GET request and yield the response, to be read while it arrives. It is not repeated after that."""
         request = Request("GET", path, query=query or {}, headers=headers or {}, retry_safe=True, accept="*/*")
         try:
-            connection, response = self._send(request)
+            connection, response, _ = self._send(request)
         except ConnectionLost as error:
             raise self.core.errors.lost(str(error)) from error
         except NotConnected as error:
@@ -221,15 +221,28 @@ class Client:
     def _exchange_whole(self, request: Request) -> Response:
         """Send a request and read its response. Raises ConnectionLost or NotConnected."""
         started_ms = self._clock.monotonic_ms()
-        connection, response = self._send(request)
+        connection, response, is_repetition = self._send(request)
         try:
             content = _read(response)
         finally:
             self._release(connection, is_reusable=response.isclosed())
         elapsed_ms = self._clock.monotonic_ms() - started_ms
-        return Response(response.status, _headers_of(response), content, elapsed_ms)
+        return Response(response.status, _headers_of(response), content, elapsed_ms, is_repetition)
 
-    def _send(self, request: Request, *, new_connection: bool = False) -> tuple[HTTPConnection, HTTPResponse]:
+    def _send(self, request: Request) -> tuple[HTTPConnection, HTTPResponse, bool]:
+        """Send a request and read the head of its response; once more where a kept connection was lost, which the last
+        value says."""
+        try:
+            return *self._send_once(request), False
+        except ConnectionLost as error:
+            if not (error.may_be_stale and request.retry_safe and request.chunks is None):
+                raise
+        try:
+            return *self._send_once(request, new_connection=True), True
+        except NotConnected as error:
+            raise ConnectionLost(str(error)) from None  # the first attempt may have been executed
+
+    def _send_once(self, request: Request, *, new_connection: bool = False) -> tuple[HTTPConnection, HTTPResponse]:
         target, headers = self.core.head(request)
         connection = self._take_connection(new_connection)
         is_kept = connection.sock is not None
@@ -256,9 +269,7 @@ class Client:
             if early is not None:
                 return connection, early
             self._release(connection, is_reusable=False)
-            if is_kept and request.retry_safe and request.chunks is None:
-                return self._send(request, new_connection=True)
-            raise ConnectionLost(str(error) or type(error).__name__) from None
+            raise ConnectionLost(str(error) or type(error).__name__, may_be_stale=is_kept) from None
         except BaseException:
             self._release(connection, is_reusable=False)
             raise
