@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from tests.kit.s3 import BUCKET, SECRET_KEY, S3Server
 from tests.kit.sampling import one_in
 from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, s3_options, s3_table
 
+import tidelog
 from tidelog import pipelines
+from tidelog.cli.main import main
 from tidelog.errors import BadInput, StoreDenied
 from tidelog.pipelines.table_formats.interface import Format
 
@@ -75,6 +79,41 @@ def test_partitions_and_upserts_with_a_session(spark: SparkSession, tmp_path: Pa
     erased = pipelines.erase(harness.data, "orders", [days], seqs=[7], **given)
     assert erased.tables[0].rows == 1
     assert pipelines.reconcile(harness.data, "orders", days, **given).equal
+
+
+def test_many_topics_and_maintenance_on_the_command_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
+        for topic in ("a", "b", "other"):
+            for _ in range(3):
+                log.topic(topic).append([{"n": number} for number in range(20)])
+    for name in ("export_topics", "optimize"):
+        monkeypatch.setattr(pipelines, name, partial(getattr(pipelines, name), spark=spark))
+
+    def run(*words: str, code: int = 0) -> dict[str, Any]:
+        assert main(["pipeline", *words, "--json"]) == code, capsys.readouterr().err
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    data, lake = str(tmp_path / "data"), str(tmp_path / "lake")
+    done = run("export-topics", data, lake, "--pattern", "[ab]", "--group", "lake")
+    assert [(each["topic"], each["state"], each["rows"]) for each in done["topics"]] == [
+        ("a", "done", 60),
+        ("b", "done", 60),
+    ]
+    with tidelog.open(data, read_only=True) as log:
+        assert log.topic("b", create=False).group("lake").lag().records == 0
+    (tmp_path / "lake" / "other").write_text("in the way")
+    done = run("export-topics", data, lake, code=1)
+    assert [each["state"] for each in done["topics"]] == ["done", "done", "failed"]
+    with tidelog.open(data, threads=False) as log:
+        log.topic("a").append([{"n": 0}])
+    assert run("export-topics", data, lake, "--topic", "a")["rows"] == 1
+    joined = run("optimize", f"{lake}/a")
+    assert joined["removed"] > joined["added"] == 1
+    assert len(run("vacuum", f"{lake}/a", "--retention", "0s", "--force")["removed"]) == joined["removed"]
+    assert pipelines.reconcile(data, "a", f"{lake}/a", spark=spark).equal
 
 
 def test_a_backfill_into_a_table_in_a_bucket(spark: SparkSession, tmp_path: Path, s3_server: S3Server) -> None:

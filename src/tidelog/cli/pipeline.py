@@ -62,7 +62,6 @@ _PLAIN: Final = ("", "")  # titles of a table of names and values
 def export(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
-    sizes = pipelines.Sizes(args.file_bytes, args.file_age, max(args.commit_bytes, args.file_bytes))
     with (
         _spark(args, screen) as spark,
         screen.progress_bar(f"exporting {args.topic}", total=1) as bar,
@@ -72,20 +71,9 @@ def export(args: Namespace, screen: Screen) -> int:
             target_place(args),
             args.topic,
             args.table,
-            format=args.format,
-            key=args.api_key,
-            schema=args.schema,
-            infer=args.infer,
-            bad=args.bad,
-            partition_by=args.partition_by,
-            mode=args.mode,
-            latest_key=args.latest_key,
-            change_feed=args.change_feed,
-            on_gap=args.on_gap,
-            sizes=sizes,
-            storage_options=dict(args.storage_options),
             pause=(lambda idle: stopping.wait(args.every / 1000 if idle else 0)) if args.follow else None,
             progress=bar,
+            **_export_options(args),
             **spark,
         )
     print_exported(args, screen, done)
@@ -109,6 +97,71 @@ def print_exported(args: Namespace, screen: Screen, done: Exported) -> None:
                 ("hash", f"{done.hash:016x}"),
             ],
         )
+
+
+def _export_options(args: Namespace) -> dict[str, Any]:
+    """Return the options that `export` and `export-topics` share."""
+    from tidelog import pipelines
+
+    return {
+        "format": args.format,
+        "key": args.api_key,
+        "schema": args.schema,
+        "infer": args.infer,
+        "bad": args.bad,
+        "partition_by": args.partition_by,
+        "mode": args.mode,
+        "latest_key": args.latest_key,
+        "change_feed": args.change_feed,
+        "on_gap": args.on_gap,
+        "sizes": pipelines.Sizes(args.file_bytes, args.file_age, max(args.commit_bytes, args.file_bytes)),
+        "group": args.group,
+        "hold_bytes": args.hold_bytes,
+        "storage_options": dict(args.storage_options),
+    }
+
+
+def export_topics(args: Namespace, screen: Screen) -> int:
+    """Many topics; 1 where one of them failed."""
+    from tidelog import pipelines
+
+    with (
+        _spark(args, screen) as spark,
+        screen.progress_bar("exporting topics"),
+        stop_event() as stopping,
+    ):
+        done = pipelines.export_topics(
+            target_place(args),
+            args.into,
+            topics=args.topics,
+            pattern=args.pattern,
+            parallel=args.parallel,
+            follow=args.follow,
+            pause=(lambda idle: stopping.wait(args.every / 1000 if idle else 0)) if args.follow else None,
+            **_export_options(args),
+            **spark,
+        )
+    failed = [each for each in done if each.state == "failed"]
+    rows = sum(each.rows for each in done)
+    screen.print_result(
+        {"topics": [each._asdict() for each in done], "rows": rows, "failed": len(failed)},
+        f"{plural(len(done), 'topic')}, {plural(rows, 'row')}; {len(failed)} failed",
+        titles=("topic", "table", "state", ">rows", ">commits", ">next seq", ">failures"),
+        rows=[
+            [
+                each.topic,
+                each.table,
+                each.state,
+                f"{each.rows:,}",
+                f"{each.commits:,}",
+                "" if each.next_seq is None else f"{each.next_seq:,}",
+                f"{each.failures:,}",
+            ]
+            for each in done
+        ],
+        after=[f"{each.topic}: {each.error}" for each in failed],
+    )
+    return 1 if failed else 0
 
 
 _BAR_CHARS: Final = 24
@@ -317,7 +370,7 @@ def compact(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
     with _spark(args, screen) as spark, screen.progress_bar(f"compacting {args.topic}", total=1) as bar:
-        done = pipelines.compact(args.where, args.topic, key=args.key, progress=bar, **spark)
+        done = pipelines.compact(target_place(args), args.topic, key=args.api_key, progress=bar, **spark)
     screen.print_result(
         {"topic": args.topic, **done._asdict()},
         f"{args.topic}: removed {plural(done.records, 'record')}, {format_bytes(done.bytes)}, "
@@ -326,6 +379,39 @@ def compact(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def optimize(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    options = dict(args.storage_options)
+    with _spark(args, screen) as spark, screen.progress_bar(f"optimizing {args.table}"):
+        done = pipelines.optimize(args.table, file_bytes=args.file_bytes, storage_options=options, **spark)
+    said = "nothing to join" if not done.commits else f"{plural(done.removed, 'file')} became {done.added:,}"
+    rows = [("commits", f"{done.commits:,}"), ("bytes", format_bytes(done.bytes))]
+    screen.print_result(done._asdict(), f"{args.table}: {said}", titles=_PLAIN, rows=rows)
+    return 0
+
+
+def vacuum(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    done = pipelines.vacuum(
+        args.table,
+        retention_hours=-(-args.retention // 3_600_000),
+        force=args.force,
+        dry_run=args.dry_run,
+        storage_options=dict(args.storage_options),
+    )
+    verb = "would be removed" if done.is_dry_run else "removed"
+    screen.print_result(
+        done._asdict(),
+        f"{args.table}: {plural(len(done.removed), 'file')} {verb}",
+        titles=("file",),
+        rows=[(name,) for name in done.removed[:_SHOWN_FILES_MAX]],
+    )
+    return 0
+
+
+_SHOWN_FILES_MAX: Final = 20
 _BAD_STATES: Final = frozenset(("lost", "no topic", "recreated"))
 
 
@@ -393,6 +479,9 @@ def add(commands: Commands) -> None:
     _add_erase(verbs)
     _add_restore(verbs)
     _add_status(verbs)
+    _add_export_topics(verbs)
+    _add_optimize(verbs)
+    _add_vacuum(verbs)
     add_command(
         verbs,
         "script",
@@ -530,6 +619,33 @@ def _add_export(subcommands: Commands) -> None:
         "tidelog pipeline export data orders s3://lake/orders --storage-option AWS_REGION=eu-central-1\n"
         "tidelog pipeline export http://127.0.0.1:4000 orders lake/orders --follow --infer --bad quarantine",
     )
+    _add_export_options(parser)
+
+
+def _add_export_topics(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "export-topics",
+        export_topics,
+        DATABASE,
+        "INTO",
+        summary="many topics into a table each, in one supervised process",
+        description="Export the topics that match, each into INTO/TOPIC, or into INTO with {topic} replaced. "
+        "A topic that\n"
+        "fails does not stop the others: it starts again after 1 s, then 2, up to 5 minutes. Without --follow it is\n"
+        "tried three times, where that may help. In the end a table shows every topic; the exit code is 1 where one\n"
+        "failed.",
+        examples="tidelog pipeline export-topics data lake\n"
+        "tidelog pipeline export-topics http://127.0.0.1:4000 's3://lake/{topic}' --pattern 'orders.*' --follow",
+    )
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--topic", dest="topics", action="append", metavar="NAME", help="a topic; may be repeated")
+    chosen.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches (all topics)")
+    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="topics at the same time (4)")
+    _add_export_options(parser)
+
+
+def _add_export_options(parser: ArgumentParser) -> None:
     parser.add_argument("--format", choices=("delta", "iceberg", "parquet"), help="of a table that is new (delta)")
     runs = parser.add_mutually_exclusive_group()
     runs.add_argument(
@@ -555,6 +671,12 @@ def _add_export(subcommands: Commands) -> None:
     )
     parser.add_argument(
         "--partition-by", metavar="RULE", help="of a table that is new: date(ts), or a column such as tag (none)"
+    )
+    parser.add_argument(
+        "--group", metavar="NAME", help="a consumer group that is set to the table's position: retention holds the rest"
+    )
+    parser.add_argument(
+        "--hold-bytes", type=parse_size, default=1 << 30, metavar="SIZE", help="of --group: held at most (1g)"
     )
     parser.add_argument(
         "--mode",
@@ -661,6 +783,47 @@ def _add_status(subcommands: Commands) -> None:
     add_storage_options(parser)
 
 
+def _add_optimize(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "optimize",
+        optimize,
+        "TABLE",
+        summary="join small files of a table",
+        description="Join neighbouring files of exports whose bytes together fit one file, on Spark, a file a "
+        "partition.\n"
+        "Rows, ranges and hashes stay: exports and reconcile go on as before. The files before it stay for older\n"
+        "versions of a Delta table until vacuum. An Iceberg table is optimized by the engines of its catalog.",
+        examples="tidelog pipeline optimize table\ntidelog pipeline optimize s3://lake/orders --file-bytes 256m",
+    )
+    parser.add_argument(
+        "--file-bytes", type=parse_size, default=128 << 20, metavar="SIZE", help="the largest joined file (128m)"
+    )
+    add_storage_options(parser)
+    _add_spark_options(parser)
+
+
+def _add_vacuum(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "vacuum",
+        vacuum,
+        "TABLE",
+        summary="remove files that a table does not need any more",
+        description="Remove the data files that no version of a Delta table within --retention names, and files that "
+        "killed\n"
+        "exports staged. Older versions cannot be read afterwards. Less than 7 days need --force: an export that is\n"
+        "at work in a bucket may lose its files, and begins its commit again. Spark is not started.",
+        examples="tidelog pipeline vacuum table --dry-run\ntidelog pipeline vacuum s3://lake/orders --retention 30d",
+    )
+    parser.add_argument(
+        "--retention", type=parse_age_ms, default=7 * 86_400_000, metavar="AGE", help="keep what is younger (7d)"
+    )
+    parser.add_argument("--force", action="store_true", help="allow less than 7 days")
+    parser.add_argument("--dry-run", action="store_true", help="show the files and remove nothing")
+    add_storage_options(parser)
+
+
 def _add_stats(subcommands: Commands) -> None:
     parser = add_command(
         subcommands,
@@ -685,18 +848,18 @@ def _add_compact(subcommands: Commands) -> None:
         subcommands,
         "compact",
         compact,
+        DATABASE,
+        "TOPIC",
         summary="keep the newest record of each key, searched on Spark",
         description="Remove the records of a topic with compaction that newer ones of their key replaced, and "
         "tombstones\n"
         "whose delay has passed: what `tidelog topic compact` does, with the search on the executors, for a history\n"
-        "that one machine would read for long. Records that a group with a hold has not read stay. WHERE is a\n"
-        "directory, which is held until the end, or a server (a key with the admin right). A run that broke off is\n"
+        "that one machine would read for long. Records that a group with a hold has not read stay. A\n"
+        "directory is held until the end; a server asks for a key with the admin right. A run that broke off is\n"
         "repeated.",
         examples="tidelog pipeline compact data users\n"
         "tidelog pipeline compact http://127.0.0.1:4000 users --key KEY --master spark://master:7077 --json",
     )
-    for name, about in (("where", "WHERE"), ("topic", "TOPIC")):
-        parser.add_argument(name, metavar=about)
     _add_spark_options(parser)
 
 

@@ -1,6 +1,6 @@
 """Pipelines: jobs over topics that run on Spark, on this machine or on a cluster.
 
-    export      a topic → a Delta table or a directory of Parquet files, here or in a bucket, exactly once
+    export      a topic → a Delta, Iceberg or Parquet table, exactly once; export_topics: many of them, supervised
     export_here the same in this process, without Java
     read        a table → a DataFrame, without a jar; read_live: with the log after it; changes: what commits changed
     reconcile   compare a table with its topic, show the first difference, repair ranges
@@ -9,6 +9,7 @@
     stats       rates, sizes and waits per interval; status: where tables stand beside their topics
     compact     the newest record of each key stays; erase: records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
+    optimize    join small files of a table; vacuum: remove files that it does not need any more
 
 Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. A job has a module of
 its own (`export_job`, …); `table_formats` has the tables, `table_source` reads them, `transforms` changes DataFrames.
@@ -24,6 +25,8 @@ from tidelog.pipelines.api import (
     erase,
     export,
     export_here,
+    export_topics,
+    optimize,
     read,
     read_live,
     reconcile,
@@ -31,10 +34,13 @@ from tidelog.pipelines.api import (
     scrub,
     stats,
     status,
+    vacuum,
 )
 from tidelog.pipelines.backfill_job import Backfilled
 from tidelog.pipelines.erase_job import Erased, ErasedTable
 from tidelog.pipelines.export_job import Exported, Sizes
+from tidelog.pipelines.export_supervisor import TopicExport
+from tidelog.pipelines.optimize_job import Optimized, Vacuumed
 from tidelog.pipelines.reconcile_job import Difference, Reconciled
 from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.scrub_job import Scrubbed
@@ -47,18 +53,23 @@ __all__ = [
     "Erased",
     "ErasedTable",
     "Exported",
+    "Optimized",
     "Reconciled",
     "Restored",
     "Scrubbed",
     "Sizes",
     "Stats",
     "TableStatus",
+    "TopicExport",
+    "Vacuumed",
     "backfill",
     "changes",
     "compact",
     "erase",
     "export",
     "export_here",
+    "export_topics",
+    "optimize",
     "read",
     "read_live",
     "reconcile",
@@ -67,4 +78,5 @@ __all__ = [
     "stats",
     "status",
     "transforms",
+    "vacuum",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from threading import Event
 from typing import Any, Final, Literal, TypeAlias
 
@@ -41,7 +42,10 @@ from tidelog.pipelines import (
 )
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
 from tidelog.pipelines.erase_job import Erased, Selection
+from tidelog.pipelines.export_group import HOLD_BYTES, ExportGroup
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
+from tidelog.pipelines.export_supervisor import ExportSupervisor, TopicExport
+from tidelog.pipelines.optimize_job import RETENTION_HOURS, Optimized, Vacuumed, optimize_table, vacuum_table
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
 from tidelog.pipelines.restore_job import Restored
@@ -53,7 +57,7 @@ from tidelog.pipelines.table_formats.interface import Format, OnStep
 from tidelog.pipelines.table_source import read_changes, read_table
 from tidelog.pipelines.table_status import TableStatus, table_status
 from tidelog.pipelines.upsert_job import LatestReconcileJob, UpsertJob, require_delta
-from tidelog.spark import backends, decode
+from tidelog.spark import backends, decode, plan
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
 from tidelog.spark.options import COLUMNS, IS_JSON, Options
@@ -65,6 +69,7 @@ FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
 Mode: TypeAlias = Literal["append", "latest"]
 StorageOptions: TypeAlias = Mapping[str, str] | None
 _FOLLOW_PAUSE_S: Final = 5.0
+_RETRY_PAUSE_S: Final = 0.5
 COLUMNS_WITH_IS_JSON: Final = (*COLUMNS, IS_JSON)  # from topic to topic: JSON stays JSON
 
 
@@ -129,6 +134,8 @@ def export(
     change_feed: bool = False,
     on_gap: Literal["fail", "skip"] = "fail",
     sizes: Sizes | None = None,
+    group: str | None = None,
+    hold_bytes: int = HOLD_BYTES,
     follow: bool = False,
     pause: ShouldStop | None = None,
     spark: SparkSession | None = None,
@@ -151,39 +158,193 @@ def export(
             each key, in a Delta table.
         latest_key: of `latest`: `tag`, or a JSON pointer such as `/user/id`.
         change_feed: of a new table of `latest`: `changes` reads what each commit changed.
+        group: a consumer group that is set to the position of the table: retention holds up to `hold_bytes` that the
+            table does not have, and the group shows the lag. A directory must have no other writer.
         follow: continue as records come, until the process is interrupted.
         pause: continue until it returns true; it is called after every round, with true where nothing was exported, and
             waits there. Without it `follow` waits 5 s.
     """
-    place = table_formats.find_place(table, "the table", storage_options)
+    request = ExportRequest(
+        format,
+        storage_options,
+        schema,
+        infer,
+        bad,
+        partition_by,
+        mode,
+        latest_key,
+        change_feed,
+        on_gap,
+        sizes,
+        group,
+        hold_bytes,
+    )
     if follow and pause is None:
         pause = _wait_when_idle
     location = Location.parse(where, key)
-    options = _read_options(location, topic, on_gap)
-    if infer and schema is not None:
-        raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
-    _find_topic(location, topic, where)
     with ExitStack() as stack:
-        into = stack.enter_context(closing(_open_table(place, format, step)))
-        is_latest = _is_latest(into, mode, latest_key, partition_by, change_feed=change_feed)
+        opened = stack.enter_context(_open_export(location, topic, table, request, step))
         live = stack.enter_context(job_session(spark, master, conf))
+        job = stack.enter_context(opened(live))
+        return job.run(progress, should_stop=pause)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The options of an export, as `export` explains them."""
+
+    format: Format | None
+    storage_options: StorageOptions
+    schema: StructType | str | None
+    infer: bool
+    bad: BadRecordPolicy
+    partition_by: str | None
+    mode: Mode | None
+    latest_key: str | None
+    change_feed: bool
+    on_gap: Literal["fail", "skip"]
+    sizes: Sizes | None
+    group: str | None
+    hold_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.infer and self.schema is not None:
+            raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
+
+
+@contextmanager
+def _open_export(
+    location: Location, topic: str, table: str, request: ExportRequest, step: OnStep
+) -> Iterator[Callable[[SparkSession], closing[ExportJob]]]:
+    """Check an export and open its table; yield the function that makes the job in a session."""
+    place = table_formats.find_place(table, "the table", request.storage_options)
+    options = _read_options(location, topic, request.on_gap)
+    group = None if request.group is None else ExportGroup(location, topic, request.group, request.hold_bytes)
+    _find_topic(location, topic, location.address)
+    with closing(_open_table(place, request.format, step)) as into:
+        is_latest = _is_latest(
+            into, request.mode, request.latest_key, request.partition_by, change_feed=request.change_feed
+        )
 
         def make_mapping(backend: Backend) -> RecordMapping:
+            schema = request.schema
             fields = _parse_schema(schema) if isinstance(schema, str) else schema
-            if infer:
+            if request.infer:
                 fields = _infer_fields(backend, options)
             hidden = into.format == "iceberg"
-            made = record_mapping.new_mapping(fields, bad, partition_by, hidden_partitions=hidden)
-            return latest_rows.latest_mapping(made, latest_key) if is_latest else made
+            made = record_mapping.new_mapping(fields, request.bad, request.partition_by, hidden_partitions=hidden)
+            return latest_rows.latest_mapping(made, request.latest_key) if is_latest else made
 
-        context = _job_context(live, place.disk, step)
-        made_job = (
-            UpsertJob(options, into, make_mapping, context, sizes, change_feed=change_feed)
-            if is_latest
-            else ExportJob(options, into, make_mapping, context, sizes)
+        def make_job(live: SparkSession) -> closing[ExportJob]:
+            context = _job_context(live, place.disk, step)
+            if is_latest:
+                feed = request.change_feed
+                job: ExportJob = UpsertJob(options, into, make_mapping, context, request.sizes, change_feed=feed)
+            else:
+                job = ExportJob(options, into, make_mapping, context, request.sizes)
+            if group is not None:
+                job.use_group(group)
+            return closing(job)
+
+        yield make_job
+
+
+def export_topics(
+    where: str,
+    into: str,
+    *,
+    topics: Sequence[str] | None = None,
+    pattern: str | None = None,
+    format: Format | None = None,
+    storage_options: StorageOptions = None,
+    key: str | None = None,
+    schema: StructType | str | None = None,
+    infer: bool = False,
+    bad: BadRecordPolicy = "rescue",
+    partition_by: str | None = None,
+    mode: Mode | None = None,
+    latest_key: str | None = None,
+    change_feed: bool = False,
+    on_gap: Literal["fail", "skip"] = "fail",
+    sizes: Sizes | None = None,
+    group: str | None = None,
+    hold_bytes: int = HOLD_BYTES,
+    parallel: int = 4,
+    follow: bool = False,
+    pause: ShouldStop | None = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    step: OnStep = interface.no_step,
+) -> list[TopicExport]:
+    """Export several topics into a table each, in one process. A topic that fails does not stop the others: it starts
+    again after a growing pause. Return what became of each.
+
+    Args:
+        into: a directory or an address, with `{topic}` for the name of the topic; without it, the tables are below.
+        topics, pattern: names, or a regular expression for whole names; by default all topics. With `follow`, topics
+            that match later are exported too.
+        parallel: topics that are exported at the same time.
+        follow: continue as records come; without it, errors that a retry may fix are tried three times.
+
+    The other arguments are those of `export`, for every topic.
+    """
+    if topics is not None and pattern is not None:
+        raise BadInput("topics and a pattern are given; nothing was written, choose one of the two")
+    if parallel < 1:
+        raise BadInput(f"{parallel} exports at the same time; nothing was written, give at least 1")
+    request = ExportRequest(
+        format,
+        storage_options,
+        schema,
+        infer,
+        bad,
+        partition_by,
+        mode,
+        latest_key,
+        change_feed,
+        on_gap,
+        sizes,
+        group,
+        hold_bytes,
+    )
+    location = Location.parse(where, key)
+    for name in topics or ():
+        _find_topic(location, name, where)
+    asked = {"subscribePattern": pattern if pattern is not None else ".*"}
+    options = reading.parse_options({**location.as_options(), **asked})
+
+    def find_topics() -> Sequence[str]:
+        if topics is not None:
+            return topics
+        with closing(backends.open_backend(options, retry=False)) as backend:
+            return plan.resolve_topics(backend, options)
+
+    if topics is None and not find_topics():
+        raise NotFound(f"no topic in {where} matches; nothing was written, check the pattern")
+    with job_session(spark, master, conf) as live:
+
+        @contextmanager
+        def open_export(topic: str, table: str) -> Iterator[ExportJob]:
+            with _open_export(location, topic, table, request, step) as opened, opened(live) as job:
+                yield job
+
+        supervisor = ExportSupervisor(
+            find_topics, lambda topic: _table_of(into, topic), open_export, SystemClock(), parallel=parallel
         )
-        with closing(made_job) as job:
-            return job.run(progress, should_stop=pause)
+        return supervisor.run(pause or (_wait_when_idle if follow else _wait_for_retry), once=not follow)
+
+
+def _table_of(into: str, topic: str) -> str:
+    return into.replace("{topic}", topic) if "{topic}" in into else f"{into.rstrip('/')}/{topic}"
+
+
+def _wait_for_retry(is_idle: bool) -> bool:
+    return Event().wait(_RETRY_PAUSE_S if is_idle else 0)
+
+
+def _wait_when_idle(is_idle: bool) -> bool:
+    return Event().wait(_FOLLOW_PAUSE_S if is_idle else 0)
 
 
 def export_here(
@@ -272,10 +433,6 @@ def _is_latest(
             "table"
         )
     return known.latest_key is not None
-
-
-def _wait_when_idle(is_idle: bool) -> bool:
-    return Event().wait(_FOLLOW_PAUSE_S if is_idle else 0)
 
 
 def _parse_schema(schema: str) -> StructType:
@@ -389,6 +546,54 @@ def _reconcile_job(options: Options, table: interface.Table, context: JobContext
     if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
         return LatestReconcileJob(options, table, context)
     return ReconcileJob(options, table, context)
+
+
+def optimize(
+    table: str,
+    *,
+    file_bytes: int = 128 << 20,
+    storage_options: StorageOptions = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    step: OnStep = interface.no_step,
+) -> Optimized:
+    """Join neighbouring small files of a Delta or a Parquet table into files of at most `file_bytes`.
+
+    Rows, ranges and hashes stay, so exports and comparisons go on as before. Older versions of a Delta table keep their
+    files until `vacuum`.
+    """
+    if file_bytes < 1:
+        raise BadInput(f"files of {file_bytes} bytes; nothing was done, give at least 1")
+    place = table_formats.find_place(table, "the table", storage_options)
+    _check_table_exists(place)
+    with closing(_open_table(place, None, step)) as into, job_session(spark, master, conf) as live:
+        return optimize_table(into, _job_context(live, place.disk, step), file_bytes)
+
+
+def vacuum(
+    table: str,
+    *,
+    retention_hours: int = RETENTION_HOURS,
+    force: bool = False,
+    dry_run: bool = False,
+    storage_options: StorageOptions = None,
+) -> Vacuumed:
+    """Remove data files that no version of the last `retention_hours` needs, and staged files of killed exports.
+
+    Starts no session of Spark. Less than 168 hours are refused without `force`: older versions cannot be read
+    afterwards, and an export that is at work in a bucket may lose its files and begins its commit again.
+    """
+    place = table_formats.find_place(table, "the table", storage_options)
+    _check_table_exists(place)
+    with closing(_open_table(place, None, interface.no_step, write=not dry_run)) as opened:
+        now_ms = SystemClock().now_us() // 1000
+        return vacuum_table(place, opened, now_ms, retention_hours, force=force, dry_run=dry_run)
+
+
+def _check_table_exists(place: Place) -> None:
+    if place.catalog is None and table_formats.detect_format(place.disk, place.path) is None:
+        raise NotFound(f"there is no table at {place.path}; nothing was done, check the path")
 
 
 def changes(

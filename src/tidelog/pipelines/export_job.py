@@ -40,6 +40,7 @@ from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, TopicNotFound
 from tidelog.pipelines import compare, partitions, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonTask
+from tidelog.pipelines.export_group import ExportGroup
 from tidelog.pipelines.record_mapping import RecordMapping, TableRows
 from tidelog.pipelines.spark_tasks import TaskRunner
 from tidelog.pipelines.table_formats import interface
@@ -351,6 +352,7 @@ class ExportRound(NamedTuple):
     reason: CommitReason
     commit: Commit | None
     head: int  # of the topic, in the snapshot
+    next_seq: int  # of the table, after the round
 
 
 @dataclass(frozen=True)
@@ -374,9 +376,29 @@ class ExportJob:
         self._table, self._make_mapping, self._context = table, make_mapping, context
         self._backend = backends.open_backend(options)
         self._new_commits: list[Commit] = []
+        self._group: ExportGroup | None = None
+        self._has_begun = False
 
     def close(self) -> None:
         self._backend.close()
+
+    def use_group(self, group: ExportGroup) -> None:
+        """Set a consumer group to the position of the table, now and after each commit."""
+        self._group = group
+
+    def count_exported(self) -> tuple[int, int]:
+        """Return rows and commits of this object."""
+        return sum(commit.rows for commit in self._new_commits), len(self._new_commits)
+
+    def _begin(self, next_seq: int) -> None:
+        if self._group is not None and not self._has_begun:
+            self._group.begin(next_seq)
+        self._has_begun = True
+
+    def _follow(self, next_seq: int) -> None:
+        if self._group is not None:
+            self._context.on_step("move the group")
+            self._group.move(next_seq)
 
     # ── one round ─────────────────────────────────────────────────────────────────────────────
 
@@ -398,6 +420,7 @@ class ExportJob:
             raise TopicNotFound(self._topic)
         last = self._table.last_commit()
         first, mapping = self._start_position(snapshot, last)
+        self._begin(first)
         head = min(snapshot.next_seq, until)
         if first > snapshot.next_seq:
             raise BadInput(
@@ -414,11 +437,13 @@ class ExportJob:
             once=once,
         )
         if reason in ("nothing", "wait"):
-            return ExportRound(reason, None, head)
+            return ExportRound(reason, None, head, first)
         stop = commit_end(self._sizes, first, head, bytes_before)
         commit = self._export_range(snapshot, mapping, last, first, stop)
         self._new_commits.append(commit)
-        return ExportRound(reason, commit, head)
+        self._context.on_step("committed")
+        self._follow(commit.stop)
+        return ExportRound(reason, commit, head, commit.stop)
 
     def _start_position(self, snapshot: TopicSnapshot, last: Commit | None) -> tuple[int, RecordMapping]:
         if last is not None:
@@ -489,7 +514,6 @@ class ExportJob:
         )
         self._context.on_step("commit")
         self._table.commit(commit)
-        self._context.on_step("committed")
         return commit
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────

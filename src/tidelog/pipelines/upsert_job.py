@@ -282,7 +282,6 @@ class UpsertJob(ExportJob):
             )
             self._context.on_step("commit")
             self._merged.merge(commit, stage.open, self._configuration)
-            self._context.on_step("committed")
         finally:
             stage.remove()
         return commit

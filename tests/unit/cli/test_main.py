@@ -35,7 +35,10 @@ CHANNEL = (
     *("ls", "show", "history", "create", "join", "leave", "publish", "listen", "push", "pop", "clear", "configure"),
     *("acl", "delete", "import", "export"),
 )
-PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats", "compact", "erase", "restore", "status", "script")
+PIPELINE = (
+    *("export", "reconcile", "scrub", "backfill", "stats", "compact", "erase", "restore", "status", "export-topics"),
+    *("optimize", "vacuum", "script"),
+)
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
     *(f"queue {verb}" for verb in QUEUE),

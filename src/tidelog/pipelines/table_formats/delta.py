@@ -215,6 +215,30 @@ def remove_unnamed_files(disk: Disk, path: str) -> list[str]:
     return sorted(_relative_name(path, name) for name in found)
 
 
+def vacuum(disk: Disk, path: str, retention_hours: int, *, dry_run: bool) -> list[str]:
+    """Remove data files that no version of the last hours names; return their names."""
+    table = open_delta(disk, path, None)
+    try:
+        found = table.vacuum(
+            retention_hours=retention_hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+        )
+    except (DeltaError, OSError) as error:
+        raise _unreadable_error(disk, path, error) from None
+    return sorted(_relative_name(path, name) for name in found)
+
+
+def compact_files(disk: Disk, path: str, target_bytes: int) -> None:
+    """Join small files by deltalake, in this process."""
+    try:
+        open_delta(disk, path, None).optimize.compact(target_size=target_bytes)
+    except CommitFailedError as error:
+        raise TableChanged(
+            f"{path} was written by another process meanwhile ({error}); nothing was committed, run it again"
+        ) from None
+    except (DeltaError, OSError) as error:
+        raise _unreadable_error(disk, path, error) from None
+
+
 def _relative_name(path: str, name: str) -> str:
     return unquote(name).removeprefix("file://").removeprefix(f"{path.rstrip('/')}/")
 
@@ -397,7 +421,8 @@ class DeltaLakeTable:
         mapping = record_mapping.mapping_from_commit(commit.schema, commit.shape)
         actions: list[AddAction | RemoveAction] = [_add_action(file, commit) for file in commit.files]
         actions += [_kept_add_action(file, commit) for file in commit.kept]
-        actions += [RemoveAction(name, True, commit.ts_ms) for name in (*commit.removed, *commit.retired)]
+        gone = (*commit.removed, *commit.retired)
+        actions += [RemoveAction(name, not commit.same_rows, commit.ts_ms) for name in gone]
         pause_s = _FIRST_PAUSE_S
         for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
             self._check_still_valid(commit, mapping)
@@ -607,7 +632,9 @@ class DeltaLakeTable:
 
 def _add_action(file: DataFile, commit: Commit) -> AddAction:
     assert file.stats is not None, "a task collects them"
-    return AddAction(file.name, file.bytes, partitions.partition_values(file.name), commit.ts_ms, True, file.stats)
+    return AddAction(
+        file.name, file.bytes, partitions.partition_values(file.name), commit.ts_ms, not commit.same_rows, file.stats
+    )
 
 
 def _kept_add_action(file: KeptFile, commit: Commit) -> AddAction:

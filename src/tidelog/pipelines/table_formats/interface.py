@@ -37,7 +37,7 @@ from tidelog.pipelines.row_hash import MASK_64
 COMMIT_FORMAT: Final = 3  # 2: a repair that copies rows; 3: partitions, upsert tables
 _COPIES_FORMAT: Final = 2
 _BASE_FORMAT: Final = 1
-_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first", "merged")
+_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first", "merged", "same_rows")
 _OPTIONAL_FILE_FIELDS: Final = ("bad_bytes", "held")
 _NEW_SHAPES: Final = ('"partition_by"', '"latest_key"')
 SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
@@ -94,6 +94,7 @@ class Commit(msgspec.Struct, frozen=True):
     replaced: SeqRanges = ()  # an Iceberg table deletes the rows of these seqs; other formats name files
     retired: tuple[str, ...] = ()  # files of other programs that these replace
     merged: Merged | None = None  # of an upsert table
+    same_rows: bool = False  # files were joined: readers of changes skip the commit
     format: int = _BASE_FORMAT
 
     @property
@@ -139,7 +140,7 @@ def encode_commit(commit: Commit) -> bytes:
     made["format"] = _format_of(commit)
     made["totals"] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
     for name in _OPTIONAL_FIELDS:  # without them a commit has the bytes of earlier versions
-        if made[name] in (None, (), []):
+        if made[name] in (None, (), []) or made[name] is False:
             del made[name]
     for file in made["files"]:
         del file["stats"]

@@ -434,6 +434,28 @@ class DirectoryReader:
 _STAGED_PREFIXES: Final = ("_part-", "_kept-")
 
 
+def remove_old_staged(disk: Disk, path: str, before_ms: int, *, dry_run: bool) -> list[str]:
+    """Remove files that exports staged before a time and did not commit; return their names."""
+    last = open_commit_log(disk, path, write=False).last()
+    committed = set() if last is None else {staged_name(name) for name in _files_in_order(last)}
+    found = []
+    for place in ("", QUARANTINE_DIR):
+        with suppress(FileNotFoundError):
+            for name in interface.list_data_files(disk, join(path, place) if place else path):
+                whole = f"{place}/{name}" if place else name
+                stat = disk.stat(join(path, whole)) if name.rpartition("/")[2].startswith(_STAGED_PREFIXES) else None
+                if stat is not None and whole not in committed and stat.modified_ms < before_ms:
+                    found.append(whole)
+    for name in () if dry_run else found:
+        disk.remove(join(path, name))
+    return sorted(found)
+
+
+def staged_name(name: str) -> str:
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}_{base}"
+
+
 class ParquetTable:
     format: interface.Format = "parquet"
 
