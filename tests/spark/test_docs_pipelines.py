@@ -21,10 +21,10 @@ def test_the_examples_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("export", "reconcile", "scrub", "backfill", "stats"):
+    for name in ("export", "reconcile", "scrub", "backfill", "stats", "compact"):
         monkeypatch.setattr(pipelines, name, partial(getattr(pipelines, name), spark=spark))
     blocks = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["python", "console", "python"]
+    assert [kind for kind, _ in blocks] == ["python", "console", "python", "python"]
     names: dict[str, Any] = {"__name__": "__main__"}
     for kind, block in blocks:
         if kind == "python":
@@ -39,7 +39,7 @@ def test_the_examples_run(
 
 
 def test_every_command_and_choice_is_on_the_page() -> None:
-    for name in ("export", "reconcile", "scrub", "backfill", "stats", "erase", "restore"):
+    for name in ("export", "reconcile", "scrub", "backfill", "stats", "compact", "erase", "restore"):
         assert f"## {name}" in PAGE
     for option in ("--once", "--schema", "--infer", "--bad", "--on-gap", "--file-bytes", "--file-age", "--repair"):
         assert option in PAGE

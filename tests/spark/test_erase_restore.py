@@ -120,6 +120,7 @@ def test_erasure_is_refused_before_anything_is_erased(spark: SparkSession, data:
         (BadInput, "no records are selected, or twice", {"topic": "orders"}),
         (BadInput, "no records are selected, or twice", {"topic": "orders", "match": "x", "seqs": [1]}),
         (NotFound, "there is no table at", {"topic": "orders", "match": "x", "table": tmp_path / "nowhere"}),
+        (BadInput, "whose snapshots keep", {"topic": "orders", "match": "x", "table": "iceberg://prod/shop.orders"}),
     ]
     for kind, words, given in refused:
         named = given.pop("table", table)

@@ -202,6 +202,41 @@ def _by_our_names(family: str, given: Mapping[str, str]) -> dict[str, str]:
     return made
 
 
+_CREDENTIAL_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+_CREDENTIAL_FILES: Final = (
+    ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ("AWS_CONFIG_FILE", "~/.aws/config"),
+)
+
+
+def _check_credentials(values: Mapping[str, str], endpoint: str | None, bucket: str) -> None:
+    """Raise BadInput for half a key, and for a server that is not Amazon's where there is no key at all: the libraries
+    would look for Amazon's own machines, for minutes."""
+    if ("access_key" in values) != ("secret_key" in values):
+        missing = "AWS_SECRET_ACCESS_KEY" if "access_key" in values else "AWS_ACCESS_KEY_ID"
+        raise BadInput(
+            f"the credentials for the bucket {bucket} lack {missing}; nothing was done, give both storage options"
+        )
+    has_own = any(name in values for name in ("access_key", "role_arn", "anonymous"))
+    has_others = any(os.environ.get(name) for name in _CREDENTIAL_VARIABLES) or any(
+        os.path.exists(os.path.expanduser(os.environ.get(name) or path)) for name, path in _CREDENTIAL_FILES
+    )
+    if endpoint and not has_own and not has_others:
+        raise BadInput(
+            f"there are no credentials for the bucket {bucket}; nothing was done, give the storage options "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or set them in the environment, or AWS_SKIP_SIGNATURE=true "
+            "for a public bucket"
+        )
+
+
 def _complete(family: str, values: dict[str, str], bucket: str) -> dict[str, str]:
     """Add what the environment says and the libraries would not all read."""
     if family != "s3":
@@ -211,6 +246,7 @@ def _complete(family: str, values: dict[str, str], bucket: str) -> dict[str, str
         values["endpoint"] = endpoint if "://" in endpoint else f"https://{endpoint}"
         if values["endpoint"].startswith("http://"):
             values["allow_http"] = "true"
+    _check_credentials(values, endpoint, bucket)
     region = values.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:
         from pyarrow.fs import resolve_s3_region

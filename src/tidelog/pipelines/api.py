@@ -771,6 +771,11 @@ def erase(
         opened: list[tuple[Place, interface.Table]] = []
         for name in tables:
             place = table_formats.find_place(name, "the table", storage_options)
+            if place.catalog is not None:
+                raise BadInput(
+                    f"{place.path} is an Iceberg table, whose snapshots keep removed rows; nothing was erased. Leave "
+                    "it out, delete the rows and expire the snapshots with its own engine, and then reconcile it"
+                )
             if table_formats.detect_format(place.disk, place.path) is None:
                 raise NotFound(f"there is no table at {place.path}; nothing was erased, check the path")
             opened.append((place, stack.enter_context(closing(_open_table(place, None, step)))))

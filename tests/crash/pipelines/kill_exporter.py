@@ -1,11 +1,14 @@
 """The process that gets killed: an export that ends itself with SIGKILL at its nth step, which it tells.
 
-python exporter.py DATA TABLE FORMAT NUMBER      NUMBER 0: it is let live
+python exporter.py DATA TABLE FORMAT NUMBER [OPTIONS]      NUMBER 0: it is let live
                               latest: an upsert table
+
+OPTIONS are those of the table's store or catalog, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,7 +17,6 @@ from contextlib import closing
 from typing import TypeVar
 
 from tidelog.clock import SystemClock
-from tidelog.disk.posix import PosixDisk
 from tidelog.pipelines import latest_rows, record_mapping, table_formats
 from tidelog.pipelines.export_job import ExportJob, JobContext, Sizes
 from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
@@ -52,14 +54,23 @@ class InlineRunner:
         return unwrap_results(found)
 
 
-def main(data: str, table: str, format: str, last: str) -> None:
+def main(data: str, table: str, format: str, last: str, storage_options: str = "{}") -> None:
     step = KillAtStep(int(last))
+    place = table_formats.find_place(table, "the table", json.loads(storage_options) or None)
     options = reading.parse_options(
         {"path": data, "subscribe": "orders", "columns": ",".join(record_mapping.RECORD_COLUMNS)}
     )
-    work = JobContext(InlineRunner(step), PosixDisk(), SystemClock(), step)
-    kind: interface.Format = "parquet" if format == "parquet" else "delta"
-    with closing(table_formats.open_table(PosixDisk(), table, kind, write=True, step=step)) as into:
+    work = JobContext(InlineRunner(step), place.disk, SystemClock(), step)
+    kinds: dict[str, interface.Format] = {
+        "delta": "delta",
+        "iceberg": "iceberg",
+        "parquet": "parquet",
+        "latest": "delta",
+    }
+    opened = table_formats.open_table(
+        place.disk, place.path, kinds[format], catalog=place.catalog, write=True, step=step
+    )
+    with closing(opened) as into:
         plain = record_mapping.new_mapping(None)
         if format == "latest":
             keyed = latest_rows.latest_mapping(plain, "/id")

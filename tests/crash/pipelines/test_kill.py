@@ -7,30 +7,44 @@ library sees no row twice and none that is not the log's; after the last run, wh
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyiceberg.exceptions import NoSuchTableError
 from tests.kit import processes
+from tests.kit.s3 import S3Server
 from tests.kit.sampling import one_in
-from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, iceberg_table, s3_options, s3_table
 from tests.unit.pipelines.test_upsert import UpsertHarness
 
+from tidelog.pipelines import table_formats
+from tidelog.pipelines.table_formats import Place
 from tidelog.pipelines.table_formats.interface import Format
 
 Tell = Callable[[str, int], None]
 
 
-def run(bench: PipelineHarness, step: int, form: str | None = None) -> list[str]:
+def run(
+    bench: PipelineHarness,
+    step: int,
+    address: str = "",
+    options: Mapping[str, str] | None = None,
+    *,
+    form: str | None = None,
+) -> list[str]:
     """Export in a child; the steps that it came to."""
-    program = str(Path(__file__).with_name("kill_exporter.py"))
-    command = [sys.executable, program, bench.data, bench.table, form or bench.format]
-    done = processes.run([*command, str(step)], capture_output=True, text=True, timeout=100)
+    script, table = str(Path(__file__).with_name("kill_exporter.py")), address or bench.table
+    command = [sys.executable, script, bench.data, table, form or bench.format, str(step), json.dumps(options or {})]
+    done = processes.run(command, capture_output=True, text=True, timeout=300)
     steps: list[str] = done.stdout.splitlines()
     assert done.returncode == (-signal.SIGKILL if step and len(steps) == step else 0), done.stderr
     return steps
@@ -81,6 +95,52 @@ def test_a_killed_export_loses_and_doubles_nothing(
     record_count("kills of an export", kills)
 
 
+def place_of(root: Path, format: Format, server: S3Server | None) -> tuple[Place, str, dict[str, str]]:
+    """A table's place, its address, and the options that a process needs to reach it."""
+    if format == "iceberg":
+        place = iceberg_table(root, server=server)
+        assert place.catalog is not None, "it is in a catalog"
+        return place, "iceberg://tests/shop.orders", dict(place.catalog.properties)
+    if server is None:
+        return table_formats.find_place(str(root / "table"), "the table"), str(root / "table"), {}
+    place = s3_table(server, "killed")
+    return place, place.path, s3_options(server)
+
+
+def kill_at_every_step(root: Path, format: Format, server: S3Server | None, *, every: int, first: int) -> int:
+    """Export with a kill at one step after the other, each run from where the one before was killed."""
+    place, address, options = place_of(root, format, server)
+    bench = PipelineHarness(root, format, place=place)
+    bench.fill(150)
+    kills = 0
+    for at in range(first, 400, every):
+        bench.fill(20, start=150 + 20 * kills)  # there is always something to export
+        steps = run(bench, at, address, options)
+        log = set(bench.log_rows())
+        with suppress(NoSuchTableError, TableNotFoundError, FileNotFoundError):  # it was killed before it was made
+            rows = bench.table_rows()
+            assert len(rows) == len({row[0] for row in rows}), f"a row is there twice, killed at {at}, {steps[-1:]}"
+            assert set(rows) <= log, f"a row is not the log's, killed at {at}, {steps[-1:]}"
+        if len(steps) < at:
+            break  # there are no more steps
+        kills += 1
+    run(bench, 0, address, options)
+    assert bench.table_rows() == bench.log_rows()
+    assert bench.reconcile().equal
+    return kills
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", range(1, 4))
+@pytest.mark.parametrize("store", ["local", "s3"])
+@pytest.mark.parametrize("format", ["delta", "iceberg", "parquet"])
+def test_each_format_in_each_store_is_killed_at_every_step(
+    format: Format, store: str, first: int, tmp_path: Path, record_count: Tell, request: pytest.FixtureRequest
+) -> None:
+    server: S3Server | None = request.getfixturevalue("s3_server") if store == "s3" else None
+    record_count("kills of an export", kill_at_every_step(tmp_path, format, server, every=3, first=first))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(20))
 @pytest.mark.parametrize("format", FORMATS)
@@ -96,10 +156,10 @@ def test_a_killed_upsert_has_the_newest_rows(part: int, tmp_path: Path, record_c
     kills = 2 if not part else 6
     for _ in range(kills):
         harness.write(random, random.randint(20, 80))
-        steps = run(harness, at := random.randint(1, 25), "latest")
+        steps = run(harness, at := random.randint(1, 25), form="latest")
         keys = [key for key, _ in harness.rows()]
         assert len(keys) == len(set(keys)), f"a key is there twice, killed at step {at}, {steps[-1:]}"
-    run(harness, 0, "latest")
+    run(harness, 0, form="latest")
     harness.check()
     assert harness.compare().equal
     record_count("kills of an upsert", kills)

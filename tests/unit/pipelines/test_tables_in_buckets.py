@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from contextlib import closing
@@ -144,6 +145,27 @@ def test_a_store_that_refuses_is_an_error_without_secrets(s3_server: S3Server, w
             assert secret not in str(caught.value)
 
 
+def test_missing_credentials_are_named_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries look for a machine of Amazon's then, and wait for minutes."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    address, endpoint = "s3://lake/orders", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    with pytest.raises(BadInput, match=r"there are no credentials for the bucket lake; nothing was done, give"):
+        table_formats.find_place(address, "the table", endpoint)
+    for half, other in (("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), ("SECRET_ACCESS_KEY", "ACCESS_KEY_ID")):
+        with pytest.raises(BadInput, match=f"lack AWS_{other}; nothing was done") as caught:
+            table_formats.find_place(address, "the table", endpoint | {f"AWS_{half}": "halfofakey"})
+        assert "halfofakey" not in str(caught.value)
+    assert table_formats.find_place(address, "the table", endpoint | {"AWS_SKIP_SIGNATURE": "true"}).path == address
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\n")
+    assert table_formats.find_place(address, "the table", endpoint).path == address
+
+
 def test_a_store_that_is_away_is_an_error(s3_server: S3Server) -> None:
     options = s3_options(s3_server) | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     disk, path, _ = table_formats.find_place(f"s3://{BUCKET}/away", "the table", options)
@@ -233,6 +255,7 @@ def test_every_form_of_the_options_of_s3_means_the_same(form: str) -> None:
 
 
 def test_the_endpoint_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:1")
     disk, _, _ = table_formats.find_place("s3://b/t", "the table", None)
     assert isinstance(disk, BucketDisk)
