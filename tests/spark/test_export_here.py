@@ -14,8 +14,9 @@ from tidelog.pipelines.table_formats.interface import Format
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("format", ["parquet", "delta"])
-@pytest.mark.parametrize("here_first", [True, False], ids=["here-first", "spark-first"])
+@pytest.mark.parametrize(
+    ("format", "here_first"), [("parquet", True), ("delta", False)], ids=["parquet-here-first", "delta-spark-first"]
+)
 def test_each_export_continues_the_other(spark: SparkSession, tmp_path: Path, format: Format, here_first: bool) -> None:
     harness = PipelineHarness(tmp_path, format)
 

@@ -61,6 +61,6 @@ def test_a_failed_writer_ends_the_run_and_the_directory_is_removed(
         raise tidelog.errors.DiskFull("no space left; nothing was written")
 
     monkeypatch.setattr(tidelog.Topic, "append", fail)
-    code, _, err = run(".", "--seconds", "5")
+    code, _, err = run(".", "--seconds", "0.2")
     assert (code, "no space left" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
