@@ -41,9 +41,10 @@ demo: $(READY) ## a guided tour on real files, up to a shop with a million order
 # needs takes 86 % more, so there only `make coverage` measures it. The floor is `fail_under` in pyproject.toml.
 MONITORED = $(shell $(RUN) -c 'import sys; print("yes" if sys.version_info >= (3, 12) else "")')
 
-# Files of tests are in memory where Linux has 8 GB for them: on a disk, syncs were half of the time of such tests.
-# `make crash` uses the disk. Those of the last run that failed stay, as $(TEMPORARY)/pytest-of-*.
-TEMPORARY = $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 { print "/dev/shm" }')
+# Files of tests are in memory where Linux has 8 GB for them and runs programs there: on a disk, syncs were half of the
+# time of tests that have files. `make crash` uses the disk. What a failed test wrote stays in /dev/shm/pytest-of-*.
+TEMPORARY = $(shell grep ' /dev/shm tmpfs ' /proc/mounts 2>/dev/null | grep -qv noexec \
+  && df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 8000000 { print "/dev/shm" }')
 IN_MEMORY = $(if $(TEMPORARY),PYTEST_DEBUG_TEMPROOT=$(TEMPORARY))
 
 # Three workers on two cores: many tests wait for a process or Java.
