@@ -249,6 +249,7 @@ class Topic(Protocol):
         timeout: float | None = 0.0,
         strong: bool = False,
     ) -> Page: ...
+    @overload
     def follow(
         self,
         from_seq: int = 0,
@@ -257,7 +258,31 @@ class Topic(Protocol):
         node: Nodes = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
+        batch: None = None,
+        heartbeat: None = None,
     ) -> Iterator[Record | Gap]: ...
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: Nodes = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> Iterator[Page]: ...
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ...,
+        heartbeat: float | None = None,
+    ) -> Iterator[pa.RecordBatch | Gap]: ...
     def __iter__(self) -> Iterator[Record | Gap]: ...
     def scan(
         self,
@@ -682,6 +707,7 @@ class AsyncTopic(Protocol):
         timeout: float | None = 0.0,
         strong: bool = False,
     ) -> Page: ...
+    @overload
     def follow(
         self,
         from_seq: int = 0,
@@ -690,7 +716,31 @@ class AsyncTopic(Protocol):
         node: Nodes = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
+        batch: None = None,
+        heartbeat: None = None,
     ) -> AsyncIterator[Record | Gap]: ...
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: Nodes = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[Page]: ...
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ...,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[pa.RecordBatch | Gap]: ...
     def __aiter__(self) -> AsyncIterator[Record | Gap]: ...
     def scan(
         self,

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from tests.contract.conftest import KEY
 
@@ -90,6 +91,96 @@ def test_a_write_that_is_cancelled_at_any_await_is_known_to_be_done_or_not(
             assert len(outcomes) > 1
             page = await topic.read(limit=1_000)
             assert [record.data for record in page.records] == ["a", "b"] * (len(page.records) // 2)
+
+    run(main())
+
+
+class Subject(NamedTuple):
+    """What a change is made to. `number` differs from call to call."""
+
+    database: Any
+    topic: Any
+    queue: Any
+    number: int
+
+
+CHANGES: dict[str, Callable[[Subject], Awaitable[object]]] = {
+    "append_arrow": lambda on: on.topic.append_arrow(pa.table({"data": [b"a"]})),
+    "append_numbered": lambda on: on.topic.append_numbered(
+        [pa.table({"data": [b"n"]})], writer="w", number=on.number, sum=(0, on.number)
+    ),
+    "append_stream": lambda on: on.topic.append_stream([b"s" * 300_000]),
+    "delete": lambda on: on.topic.delete(before_seq=on.number + 2),
+    "commit": lambda on: on.topic.group("g").commit(on.number + 1),
+    "claim of a group": lambda on: on.topic.group("g").claim("c", 1),
+    "configure": lambda on: on.database.configure(on.topic.name, {"ttl_ms": 10**9 + on.number}),
+    "put": lambda on: on.queue.put("job"),
+    "claim": lambda on: on.queue.claim("w"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_is_cancelled_at_any_await_is_known_to_be_done_or_not(
+    kind: str, change: str, tmp_path: Path, contract_server: str, name: Name
+) -> None:
+    async def main() -> None:
+        async with opened(kind, tmp_path, contract_server) as database:
+            topic, queue = await database.topic(name(), durability="fsync"), await database.queue(name("q"))
+            await topic.append(list(range(100)))
+            await queue.put(list(range(100)))
+
+            async def observe() -> object:
+                state, group = await topic.state(), topic.group("g")
+                consumers = await group.consumers() if await group.exists() else []
+                position = (await group.state()).position
+                return state.head_seq, state.count, state.config, position, consumers, await queue.counts()
+
+            outcomes = set()
+            for steps in range(60):
+                before = await observe()
+                limited = StepLimit(CHANGES[change](Subject(database, topic, queue, steps)), steps)
+                try:
+                    await limited
+                    outcomes.add("returned")
+                except asyncio.CancelledError as error:
+                    cause = error.__cause__
+                    is_done = isinstance(cause, errors.WriteCancelled)
+                    assert is_done or cause is None
+                    assert (await observe() != before) == is_done
+                    outcomes.add("finished" if is_done else "nothing")
+                if not limited.is_cancelled:
+                    break
+            assert "returned" in outcomes
+            assert len(outcomes) > 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_follower_that_is_cancelled_at_any_await_goes_on_where_it_was(
+    kind: str, tmp_path: Path, contract_server: str, name: Name
+) -> None:
+    async def main() -> None:
+        async with opened(kind, tmp_path, contract_server) as database:
+            topic = await database.topic(name())
+            await topic.append(list(range(20)))
+            found: list[int] = []
+            for steps in range(60):
+                pages = topic.follow(len(found), batch=5, timeout=0)
+                limited = StepLimit(anext(pages), steps)
+                try:
+                    page = await limited
+                except asyncio.CancelledError as error:
+                    cause = error.__cause__
+                    assert cause is None
+                    continue
+                finally:
+                    await pages.aclose()
+                found += [record.data for record in page.records]
+                if len(found) == 20:
+                    break
+            assert found == list(range(20))
 
     run(main())
 

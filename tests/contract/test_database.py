@@ -162,7 +162,7 @@ def test_follow_yields_records_in_order_until_none_arrive(database: protocols.Da
         assert (record.seq, record.data) == (number + 1, number)
     assert list(topic.follow(3, timeout=0.05)) == []
     with pytest.raises(errors.BadInput):
-        next(topic.follow(on_gap="never"))  # type: ignore[arg-type]
+        next(topic.follow(on_gap="never"))  # type: ignore[call-overload]
     with pytest.raises(errors.TopicNotFound):
         next(database.topic(name("none"), create=False).follow(timeout=0))
 

@@ -7,7 +7,7 @@
     embedded    a directory of this process: calls run on a few threads, the event loop waits for no disk
     remote      a server: the calls of `tidelog.client` on asyncio streams
     producer    records of many tasks in batches
-    groups      the loops over a consumer group, and its batches
+    follow      the loops over a topic; groups: those over a consumer group, and its batches
     threads     the pool of threads, and what a cancelled call has done
 
 Methods, results and errors are those of the blocking objects; single values such as `topic.head_seq` are in `state()`.

@@ -12,18 +12,18 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, G
 from contextlib import suppress
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
 
 from tidelog import database as embedded
+from tidelog.aio import follow
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.threads import THREADS, Threads
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, ChannelManager, Subscription
 from tidelog.channels.rules import User
 from tidelog.client.database import documented_by
-from tidelog.client.follow import PAGE_BYTES, PAGE_RECORDS, FollowCursor
 from tidelog.database import Database
 from tidelog.engine import (
     SEQ_MAX,
@@ -42,6 +42,7 @@ from tidelog.engine import (
     RecordReader,
     Topic,
 )
+from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
 from tidelog.engine.groups import CommitMode, leases_of
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
@@ -362,7 +363,8 @@ class AsyncTopic(AsyncObject[Topic]):
             return await self._threads.read(call)
         return await wait_for_page(self._target, self._threads, call, from_seq, timeout)
 
-    async def follow(
+    @overload
+    def follow(
         self,
         from_seq: int = 0,
         *,
@@ -370,14 +372,51 @@ class AsyncTopic(AsyncObject[Topic]):
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
-    ) -> AsyncIterator[Record | Gap]:
-        cursor = FollowCursor(self.name, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
-        while not cursor.is_ended:
-            page = await self.read(
-                cursor.from_seq, PAGE_RECORDS, node=node, bytes_max=PAGE_BYTES, timeout=timeout, strong=strong
-            )
-            for item in cursor.accept(page):
-                yield item
+        batch: None = None,
+        heartbeat: None = None,
+    ) -> AsyncIterator[Record | Gap]: ...
+
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[Page]: ...
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int | None = None,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
+        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
+        return follow.follow(self, from_seq, batch, **options)
+
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ARROW_BATCH_RECORDS,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[pa.RecordBatch | Gap]:
+        cursor = FollowCursor(
+            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+        )
+        return follow.follow_arrow(self, cursor)
 
     def __aiter__(self) -> AsyncIterator[Record | Gap]:
         """Yield all records that exist now."""

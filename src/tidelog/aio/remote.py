@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mappi
 from contextlib import AsyncExitStack, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 import pyarrow as pa
 
+from tidelog.aio import follow
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.producer import AsyncProducer
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
@@ -31,7 +32,6 @@ from tidelog.client.database import (
 )
 from tidelog.client.database_calls import DatabaseCalls
 from tidelog.client.events import ServerEvent, SseParser
-from tidelog.client.follow import FollowCursor
 from tidelog.client.group_calls import GroupCalls, list_groups
 from tidelog.client.queue_calls import QueueCalls
 from tidelog.client.topic_calls import RecordHead, ScanCursor, TopicCalls, new_producer_name
@@ -46,11 +46,13 @@ from tidelog.engine import (
     Job,
     LatestPage,
     LatestRecord,
+    Page,
     Queue,
     Record,
     RecordReader,
     Topic,
 )
+from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import CommitMode
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
@@ -256,7 +258,8 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     seek = awaiting(TopicCalls.seek)
     gaps = awaiting(TopicCalls.gaps)
 
-    async def follow(
+    @overload
+    def follow(
         self,
         from_seq: int = 0,
         *,
@@ -264,11 +267,51 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
-    ) -> AsyncIterator[Record | Gap]:
-        cursor = FollowCursor(self.name, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
-        while not cursor.is_ended:
-            for item in cursor.accept(await self._run(cursor.next_page(self._calls))):
-                yield item
+        batch: None = None,
+        heartbeat: None = None,
+    ) -> AsyncIterator[Record | Gap]: ...
+
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[Page]: ...
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int | None = None,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
+        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
+        return follow.follow(self, from_seq, batch, **options)
+
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ARROW_BATCH_RECORDS,
+        heartbeat: float | None = None,
+    ) -> AsyncIterator[pa.RecordBatch | Gap]:
+        cursor = FollowCursor(
+            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+        )
+        return follow.follow_arrow(self, cursor)
 
     def __aiter__(self) -> AsyncIterator[Record | Gap]:
         """Yield all records that exist now."""

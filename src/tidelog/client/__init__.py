@@ -2,7 +2,7 @@
 
     database        `connect`, `RemoteDatabase` and its topics, queues, groups and channels: read it first
     …_calls         what each method sends and what it makes of the response; `wire` has the common bodies
-    follow, events  long polls and event streams
+    events          event streams
     core            the HTTP client without I/O: retries, errors, one call at a time
     http            its blocking shell: connections
 

@@ -30,7 +30,6 @@ from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser, Ke
 from tidelog.client.core import REQUEST_TIMEOUT_S, Call
 from tidelog.client.database_calls import DatabaseCalls
 from tidelog.client.events import EventStream, ServerEvent
-from tidelog.client.follow import FollowCursor
 from tidelog.client.group_calls import GroupCalls, list_groups
 from tidelog.client.http import Client
 from tidelog.client.queue_calls import QueueCalls
@@ -46,12 +45,15 @@ from tidelog.engine import (
     Job,
     LatestPage,
     LatestRecord,
+    Page,
     Queue,
     Record,
     RecordReader,
     Topic,
     TopicConfig,
+    follow,
 )
+from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import CommitMode, GroupBatch, consume_group, follow_group
 from tidelog.engine.producer import Producer
@@ -344,6 +346,7 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     seek = blocking(TopicCalls.seek)
     gaps = blocking(TopicCalls.gaps)
 
+    @overload
     def follow(
         self,
         from_seq: int = 0,
@@ -352,10 +355,51 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
-    ) -> Iterator[Record | Gap]:
-        cursor = FollowCursor(self.name, from_seq, timeout=timeout, node=node, on_gap=on_gap, strong=strong)
-        while not cursor.is_ended:
-            yield from cursor.accept(self._run(cursor.next_page(self._calls)))
+        batch: None = None,
+        heartbeat: None = None,
+    ) -> Iterator[Record | Gap]: ...
+
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> Iterator[Page]: ...
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int | None = None,
+        heartbeat: float | None = None,
+    ) -> Iterator[Record | Gap] | Iterator[Page]:
+        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
+        return follow.follow(self, from_seq, batch, **options)
+
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ARROW_BATCH_RECORDS,
+        heartbeat: float | None = None,
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        cursor = FollowCursor(
+            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+        )
+        return follow.follow_arrow(self, cursor)
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """Yield all records that exist now."""

@@ -71,11 +71,25 @@ def to_json(values: Sequence[object]) -> list[bytes]:
     except (TypeError, ValueError, UnicodeEncodeError, RecursionError, OverflowError) as error:
         raise BadInput(f"a record is not JSON and not bytes: {error}; nothing was written") from None
     for value, line in zip(values, lines, strict=True):
-        # The encoder writes null for NaN and infinities.
-        deep = line.count(b"[") + line.count(b"{") > _JSON_DEPTH_MAX
-        if (deep or b"null" in line) and not _is_finite(value):
-            raise BadInput("a record holds NaN or an infinity, which JSON cannot represent; nothing was written")
+        _check_finite(value, line)
     return lines
+
+
+def value_to_json(value: object) -> bytes:
+    """`to_json` of one value, in half the time."""
+    try:
+        text = _encoder.encode(value)
+    except (TypeError, ValueError, UnicodeEncodeError, RecursionError, OverflowError) as error:
+        raise BadInput(f"a record is not JSON and not bytes: {error}; nothing was written") from None
+    _check_finite(value, text)
+    return text
+
+
+def _check_finite(value: object, text: bytes) -> None:
+    # The encoder writes null for NaN and infinities.
+    deep = text.count(b"[") + text.count(b"{") > _JSON_DEPTH_MAX
+    if (deep or b"null" in text) and not _is_finite(value):
+        raise BadInput("a record holds NaN or an infinity, which JSON cannot represent; nothing was written")
 
 
 def _is_finite(value: object, depth: int = 0) -> bool:

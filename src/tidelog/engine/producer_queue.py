@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidelog.clock import Clock
-from tidelog.engine.batch_encoder import Batch, Column, encode_meta, encode_name, from_json, to_json
+from tidelog.engine.batch_encoder import Batch, Column, encode_meta, encode_name, from_json, value_to_json
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, BatchTooLarge, Closed, Error, InDoubt, NotAllWritten, TooLarge
@@ -33,6 +33,7 @@ MAX_BYTES: Final = 32 << 20
 RECORD_OVERHEAD_BYTES: Final = 64  # counted per record: its Python objects, so that empty records are not free
 BATCH_RECORDS_MAX: Final = 10_000  # what one write may have
 BATCH_WEIGHT_MAX: Final = 2 << 20  # half of what the server writes as one batch
+_KNOWN_NAMES_MAX: Final = 1_000
 _LINGER_MS_MAX: Final = 60_000
 _MAX_BYTES_LIMIT: Final = 1 << 40
 
@@ -126,6 +127,25 @@ class ProducerBatch:
         ]
 
 
+class _NameCache:
+    """Encodes tags or nodes, of which most producers have few."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what, self._limit = what, limit
+        self._known: dict[str, bytes] = {}
+
+    def encode(self, name: object) -> bytes:
+        if type(name) is not str:
+            return encode_name(name, self._what, self._limit)
+        known = self._known.get(name)
+        if known is None:
+            known = encode_name(name, self._what, self._limit)
+            if len(self._known) >= _KNOWN_NAMES_MAX:
+                self._known.clear()
+            self._known[name] = known
+        return known
+
+
 def _shared_column(names: list[bytes]) -> Column:
     return names[0] if names.count(names[0]) == len(names) else names
 
@@ -141,6 +161,8 @@ class ProducerQueue:
         self._linger_ms, self._stop_on_error = linger_ms, stop_on_error
         self.record_bytes_max = min(limits.record_bytes_max, max_bytes - RECORD_OVERHEAD_BYTES)
         self._max_bytes = max_bytes
+        self._tags = _NameCache("tag", limits.tag_bytes_max)
+        self._nodes = _NameCache("node", limits.node_bytes_max)
         self._space = max_bytes  # below any weight once the queue takes no records
         self._number = 0
         self._batches = deque([ProducerBatch()])  # the last one takes records
@@ -155,12 +177,16 @@ class ProducerQueue:
 
     def encode(self, data: object, tag: object, node: object, meta: object) -> tuple[EncodedRecord, int]:
         """Check a record; return it as it is stored, with what it counts towards `max_bytes`."""
-        limits = self._limits
-        is_json = not isinstance(data, bytes | bytearray | memoryview)
-        text = to_json((data,))[0] if is_json else bytes(data)  # type: ignore[call-overload]
-        tag_text = b"" if tag is None else encode_name(tag, "tag", limits.tag_bytes_max)
-        node_text = b"" if node is None else encode_name(node, "node", limits.node_bytes_max)
-        meta_text = b"" if meta is None else encode_meta(meta, limits)
+        is_json = False
+        if type(data) is bytes:
+            text = data
+        elif isinstance(data, bytes | bytearray | memoryview):
+            text = bytes(data)
+        else:
+            text, is_json = value_to_json(data), True
+        tag_text = b"" if tag is None else self._tags.encode(tag)
+        node_text = b"" if node is None else self._nodes.encode(node)
+        meta_text = b"" if meta is None else encode_meta(meta, self._limits)
         size = len(text) + len(meta_text)
         if size > self.record_bytes_max:
             raise TooLarge("a record", size=size, limit=self.record_bytes_max)

@@ -42,7 +42,7 @@ from tidelog.engine.segment import BoolArray, Part, Segment
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
-from tidelog.errors import BadInput, Corrupt, Error, GapFound, RecordNotFound, Unavailable
+from tidelog.errors import BadInput, Corrupt, Error, RecordNotFound, Unavailable
 from tidelog.formats import large_record, segment_index
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats import rows as columns_of
@@ -643,26 +643,3 @@ def _reload_if_changed(topic: TopicState) -> None:
 def check_on_gap(on_gap: OnGap) -> None:
     if on_gap not in get_args(OnGap):
         raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
-
-
-def follow_records(
-    topic: TopicState,
-    from_seq: int,
-    nodes: ExcludedNodes,
-    timeout: float | None,
-    on_gap: OnGap,
-    *,
-    strong: bool = False,
-) -> Iterator[Record | Gap]:
-    """Yield records as they arrive, forever or until none arrived for `timeout` seconds."""
-    check_on_gap(on_gap)
-    while True:
-        page = wait_for_page(topic, from_seq, 1000, nodes, 1 << 20, timeout, strong=strong)
-        if page.gap is not None and on_gap == "fail":
-            raise GapFound(topic.name, page.gap)
-        if page.gap is not None and on_gap == "emit":
-            yield page.gap
-        if page.next_from_seq == from_seq and page.gap is None:
-            return
-        from_seq = page.next_from_seq
-        yield from page.records

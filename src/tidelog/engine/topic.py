@@ -15,6 +15,7 @@ from tidelog.engine import (
     blobs,
     compaction,
     delete,
+    follow,
     json_pages,
     large_append,
     producer_batches,
@@ -27,6 +28,7 @@ from tidelog.engine.blobs import BlobFile
 from tidelog.engine.compaction import Compacted, FoundRecords, FoundRemoved, SearchRange
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.erase import ErasureReceipt
+from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
 from tidelog.engine.idempotency import BatchRange
@@ -575,6 +577,7 @@ class Topic:
         `read`."""
         return read.open_record(self._state, seq, strong=strong)
 
+    @overload
     def follow(
         self,
         from_seq: int = 0,
@@ -583,15 +586,63 @@ class Topic:
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
-    ) -> Iterator[Record | Gap]:
+        batch: None = None,
+        heartbeat: None = None,
+    ) -> Iterator[Record | Gap]: ...
+
+    @overload
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int,
+        heartbeat: float | None = None,
+    ) -> Iterator[Page]: ...
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int | None = None,
+        heartbeat: float | None = None,
+    ) -> Iterator[Record | Gap] | Iterator[Page]:
         """Yield records as they are written, until none arrived for `timeout` seconds; None: forever.
 
         In a read-only engine, records of the writing process are seen within about 0.2 s.
 
         Where records were lost to a cap or to age before they were read, `fail` raises GapFound, `emit` yields the Gap
         in their place, `skip` continues. `strong`: as for `read`.
+
+        With `batch`: yield pages of at most so many records, and about 1 MiB. `page.gap` is before the records of its
+        page. With `heartbeat` also an empty page whenever nothing arrived for so many seconds.
         """
-        return read.follow_records(self._state, from_seq, read.parse_nodes(node), timeout, on_gap, strong=strong)
+        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
+        return follow.follow(self, from_seq, batch, **options)
+
+    def follow_arrow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        on_gap: OnGap = "fail",
+        strong: bool = False,
+        batch: int = ARROW_BATCH_RECORDS,
+        heartbeat: float | None = None,
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """`follow` as Arrow batches of at most `batch` records, with the columns of `to_arrow`; a heartbeat is an empty
+        batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place."""
+        cursor = FollowCursor(
+            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+        )
+        return follow.follow_arrow(self, cursor)
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """Yield all records that exist now."""

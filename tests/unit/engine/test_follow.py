@@ -283,4 +283,4 @@ def test_deletes_make_no_gap_for_a_follower() -> None:
 
 def test_another_word_for_a_gap_is_refused() -> None:
     with pytest.raises(BadInput, match="fail, emit or skip"):
-        list(EngineHarness().log.topic("a").follow(timeout=0.0, on_gap="ignore"))  # type: ignore[arg-type]
+        list(EngineHarness().log.topic("a").follow(timeout=0.0, on_gap="ignore"))  # type: ignore[call-overload]
