@@ -11,6 +11,7 @@ from random import Random
 from threading import Event, Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.contract_http.server import Server
 from tests.kit.threads import running
@@ -18,7 +19,7 @@ from tests.kit.waiting import eventually
 
 import tidelog
 from tidelog import Gap, aio
-from tidelog.engine import Record
+from tidelog.engine import Page, Record
 
 SENDERS = 2
 RETRY_S = 60.0
@@ -48,26 +49,37 @@ def sent_by(sender: int, number: int) -> bytes:
     return b"%d:%d:%s" % (sender, number, b"x" * (number % 100))
 
 
-def check(records: list[Record], total: int) -> None:
+Seen = tuple[int, bytes]  # the seq and the data of a record
+
+
+def seen_in(item: Record | Gap | Page | pa.RecordBatch) -> list[Seen]:
+    """What a follower yielded. There are no gaps here."""
+    if isinstance(item, pa.RecordBatch):
+        return list(zip(item["seq"].to_pylist(), item["data"].to_pylist(), strict=True))
+    if isinstance(item, Page):
+        return [(record.seq, record.data) for record in item.records]
+    assert isinstance(item, Record)
+    return [(item.seq, item.data)]
+
+
+def check(found: list[Seen], total: int) -> None:
     """Every record once, those of a sender in their order, seqs ascending."""
-    assert [record.seq for record in records] == sorted({record.seq for record in records})
+    assert [seq for seq, _ in found] == sorted({seq for seq, _ in found})
     for sender in range(SENDERS):
-        own = [record.data for record in records if record.data.startswith(b"%d:" % sender)]
+        own = [data for _, data in found if data.startswith(b"%d:" % sender)]
         assert own == [sent_by(sender, number) for number in range(total // SENDERS)]
-    assert len(records) == total
+    assert len(found) == total
 
 
 def run_threads(server: Server, url: str, kills: int, total: int, random: Random) -> None:
-    seen: dict[str, list[Record]] = {}
+    seen: dict[str, list[Seen]] = {}
     with tidelog.connect(url, timeout_s=TIMEOUT_S, retry_s=RETRY_S) as database:
         topic = database.topic("orders")
 
-        def follow(name: str, items: Iterator[Record | Gap]) -> None:
+        def follow(name: str, items: Iterator[Any]) -> None:
             found = seen.setdefault(name, [])
             while len(found) < total:
-                item = next(items)
-                assert isinstance(item, Record)
-                found.append(item)
+                found += seen_in(next(items))
 
         with topic.producer(linger_ms=1, max_bytes=20_000) as producer:
 
@@ -78,6 +90,8 @@ def run_threads(server: Server, url: str, kills: int, total: int, random: Random
             with running(
                 *(lambda sender=sender: send(sender) for sender in range(SENDERS)),
                 lambda: follow("cursor", topic.follow(timeout=RETRY_S)),
+                lambda: follow("pages", topic.follow(batch=100, heartbeat=0.1, timeout=RETRY_S)),
+                lambda: follow("arrow", topic.follow_arrow(timeout=RETRY_S)),
                 lambda: follow("group", topic.group("g").follow(timeout=RETRY_S)),
                 lambda: kill_again_and_again(server, kills, random, lambda: producer.stats().written, total),
             ):
@@ -85,20 +99,19 @@ def run_threads(server: Server, url: str, kills: int, total: int, random: Random
             producer.close()
             stats = producer.stats()
         assert (stats.accepted, stats.written) == (total, total)
-        check([item for item in topic if isinstance(item, Record)], total)
+        check([each for item in topic for each in seen_in(item)], total)
     for found in seen.values():
         check(found, total)
-    assert set(seen) == {"cursor", "group"}
+    assert set(seen) == {"cursor", "pages", "arrow", "group"}
 
 
 def run_tasks(server: Server, url: str, kills: int, total: int, random: Random) -> None:
-    seen: dict[str, list[Record]] = {}
+    seen: dict[str, list[Seen]] = {}
 
     async def follow(name: str, items: Any) -> None:
         found = seen.setdefault(name, [])
         async for item in items:
-            assert isinstance(item, Record)
-            found.append(item)
+            found += seen_in(item)
             if len(found) == total:
                 return
 
@@ -117,6 +130,8 @@ def run_tasks(server: Server, url: str, kills: int, total: int, random: Random) 
 
                 work: list[Coroutine[Any, Any, None]] = [send(sender) for sender in range(SENDERS)]
                 work.append(follow("cursor", topic.follow(timeout=RETRY_S)))
+                work.append(follow("pages", topic.follow(batch=100, heartbeat=0.1, timeout=RETRY_S)))
+                work.append(follow("arrow", topic.follow_arrow(timeout=RETRY_S)))
                 work.append(follow("group", topic.group("g").follow(timeout=RETRY_S)))
 
                 def kill() -> None:
@@ -130,12 +145,12 @@ def run_tasks(server: Server, url: str, kills: int, total: int, random: Random) 
                 await asyncio.to_thread(killer.join)
                 assert is_done.is_set()
                 assert (await producer.stats()).written == total
-            check([item async for item in topic if isinstance(item, Record)], total)
+            check([each async for item in topic for each in seen_in(item)], total)
 
     asyncio.run(asyncio.wait_for(main(), 600))
     for found in seen.values():
         check(found, total)
-    assert set(seen) == {"cursor", "group"}
+    assert set(seen) == {"cursor", "pages", "arrow", "group"}
 
 
 def run(kind: str, folder: Path, kills: int, total: int, seed: int) -> None:
