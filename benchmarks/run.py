@@ -70,6 +70,7 @@ _MODULES = {
     "spark-planning": "spark.bench_planning",
     "spark-stream": "spark.bench_stream",
     "spark-export": "spark.bench_export",
+    "spark-kafka": "spark.bench_kafka",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
@@ -13,9 +13,10 @@ TASKS = 2
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
+def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     spark = tidelog.spark.session(
         f"local[{TASKS}]",
+        conf=conf,
         spark_ui_enabled="false",
         spark_ui_showConsoleProgress="false",
         spark_sql_shuffle_partitions=str(TASKS),

@@ -28,16 +28,16 @@ from tidelog.spark import find_java
 
 HOME: Final = Path(pyspark.__file__).parent
 KEY: Final = "s3cret"
-LIMIT_S: Final = 300
+LIMIT_S: Final = 600
 _SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SERVER_PORT, S3_PORT = 4000, 7070
-EXECUTORS: Final = 2
 
 
 class Cluster:
-    def __init__(self, network: Network, logs: Path) -> None:
+    def __init__(self, network: Network, logs: Path, executors: int) -> None:
+        """`executors`: workers that run, one executor each; the machines are always the same."""
         self._network, self._logs = network, logs
-        self._jobs = 0
+        self._executors, self._jobs = executors, 0
         self.master, self.one, self.two, self.store, self.driver = (
             network.add(name) for name in ("master", "one", "two", "store", "driver")
         )
@@ -100,9 +100,10 @@ class Cluster:
         at = ["--port", "7077", "--webui-port", "0", "--host", self.master.address]
         self._start_daemon(self.master, "org.apache.spark.deploy.master.Master", *at)
         self._wait_for_words("master.log", "Starting Spark master at")
-        for worker in (self.one, self.two):
+        workers = (self.one, self.two)[: self._executors]
+        for worker in workers:
             self.start_worker(worker)
-        for worker in (self.one, self.two):
+        for worker in workers:
             self._wait_for_words(f"{worker.name}.log", "Successfully registered with master")
 
     def start_worker(self, worker: Machine) -> None:
@@ -139,7 +140,7 @@ class Cluster:
             "spark.executor.heartbeatInterval": "2s",
             "spark.network.timeout": "20s",
             "spark.network.timeoutInterval": "5s",
-            "spark.cores.max": str(EXECUTORS),
+            "spark.cores.max": str(self._executors),
             "spark.locality.wait": "0s",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
@@ -218,10 +219,10 @@ class Job:
 
 
 @contextmanager
-def open_cluster(logs: Path) -> Iterator[Cluster]:
+def open_cluster(logs: Path, executors: int = 2) -> Iterator[Cluster]:
     assert shutil.which("pkill"), "a cluster needs procps"
     with open_network() as network:
-        yield Cluster(network, logs)
+        yield Cluster(network, logs, executors)
 
 
 def kill_processes(machine: Machine) -> None:

@@ -16,13 +16,17 @@ KEY: Final = "s3cret"
 ROWS_OF_BATCH: Final = 1000
 
 
-def fill(server: str, topic: str, rows: str) -> object:
-    """Append rows to a topic: JSON with a number, and 100 bytes that fill it up."""
+def fill(server: str, topic: str, rows: str, keys: str = "0") -> object:
+    """Append rows to a topic: JSON with a number, and 100 bytes that fill it up. With a number of keys, each has one,
+    and the topic a rule for them."""
     from tidelog.client import Client
 
     with Client(server, key=KEY) as client:
+        if int(keys):
+            client.put(f"/v0/topics/{topic}", {"compaction": "/key"})
         for first in range(0, int(rows), ROWS_OF_BATCH):
-            records = [{"data": {"n": n, "fill": "x" * 100}} for n in range(first, first + ROWS_OF_BATCH)]
+            numbers = range(first, first + ROWS_OF_BATCH)
+            records = [{"data": {"n": n, "key": n % (int(keys) or 1), "fill": "x" * 100}} for n in numbers]
             client.post(f"/v0/topics/{topic}", {"records": records})
     return int(rows)
 

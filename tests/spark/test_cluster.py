@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.s3 import BUCKET
+from tests.kit.s3 import BUCKET, build_server
 from tests.spark import cluster_programs
 from tests.spark.cluster import KEY, LIMIT_S, Cluster, kill_processes, open_cluster
 
@@ -45,6 +45,19 @@ def last_json(output: str) -> dict[str, Any]:
     (line, *_) = [line for line in reversed(output.splitlines()) if line.startswith("{")]
     found: dict[str, Any] = json.loads(line)
     return found
+
+
+def test_export_on_machines_that_share_nothing(tmp_path: Path) -> None:
+    """The short form, in `make test`: one worker, one job, no kill."""
+    if build_server() is None:
+        pytest.skip("the S3 server of a cluster is versitygw, which needs Go")
+    with open_cluster(tmp_path, executors=1) as cluster:
+        cluster.program("fill", cluster.server, "orders", 2000)
+        done = last_json(cluster.submit(*export_words(cluster, "orders", "orders")).wait())
+        assert done["rows"] == 2000
+        assert cluster.objects("orders/_delta_log")
+        assert cluster.program("table", table_address("orders")) == complete(2000)
+        assert not cluster.files(cluster.one, "/tmp/tidelog*"), "an executor keeps no data of a table on its own disk"
 
 
 @pytest.mark.cluster
@@ -156,6 +169,31 @@ def test_backfill_stats_and_scrub_by_the_server(cluster: Cluster) -> None:
     verified = last_json(cluster.submit("scrub", cluster.server, "--key", KEY, "--json").wait())
     assert verified["ok"] is True
     assert verified["bytes"] > ROWS * 100
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("killed", ["worker", "driver", "server"])
+def test_compact_leaves_the_newest_of_each_key(cluster: Cluster, killed: str) -> None:
+    """The search is on workers that see no file of the server; whatever is killed, the newest records stay."""
+    topic, keys = f"keyed-{killed}", 500
+    cluster.program("fill", cluster.server, topic, ROWS, keys)
+    words = ["compact", cluster.server, topic, "--key", KEY, "--json"]
+    job = cluster.submit(*words)
+    job.until(lambda: "Starting job" in job.output or cluster.files(cluster.one, "/tmp/work"))
+    if killed == "worker":
+        kill_processes(cluster.one)
+    elif killed == "driver":
+        kill_processes(cluster.driver)
+    else:
+        cluster.kill_server()
+        cluster.restart_server()
+    if job.process.wait(LIMIT_S):  # a search from before a restart of the server is refused
+        assert killed != "worker", job.output[-3000:]
+        cluster.submit(*words).wait()
+    if killed == "worker":
+        cluster.start_worker(cluster.one)
+    last = range(ROWS - keys, ROWS)
+    assert cluster.program("topic", cluster.server, topic) == {"rows": keys, "different": keys, "sum": sum(last)}
 
 
 @pytest.mark.cluster
