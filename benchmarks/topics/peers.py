@@ -24,6 +24,7 @@ from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias
 
 import tidelog
+from tidelog.engine.config import Durability
 
 Promise: TypeAlias = Literal["synced", "buffered", "memory"]
 Put: TypeAlias = Callable[[list[bytes]], object]  # write a batch; returns when the promise holds
@@ -63,7 +64,7 @@ def _is_installed(package: str) -> bool:
 
 
 @contextmanager
-def topic(path: Path, durability: str) -> Iterator[Session]:
+def topic(path: Path, durability: Durability) -> Iterator[Session]:
     """All threads write to one topic."""
     with tidelog.open(str(path)) as log:
         append = log.topic("bench", durability=durability).append

@@ -37,7 +37,7 @@ def order(number: int) -> dict[str, int | str]:
 def append_forever(path: str) -> None:
     """The process that is killed: it says a class and a seq only after that topic has acked it."""
     log = tidelog.open(path)
-    topics = {name: log.topic(f"orders-{name}", durability=name) for name in DURABILITY_CLASSES}
+    topics = {name: log.topic(f"orders-{name}", durability=name) for name in DURABILITY_CLASSES}  # type: ignore[arg-type]
     while True:
         for name, topic in topics.items():
             first = topic.head_seq + 1

@@ -13,6 +13,7 @@ A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/buck
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from dataclasses import dataclass, field
@@ -42,6 +43,17 @@ def scheme_of(path: str | PurePath) -> str | None:
         return None
     scheme = found[1].lower()
     return scheme if scheme in _KNOWN_SCHEMES or text[found.end()] == "/" else None
+
+
+def path_text(path: str | os.PathLike[str], what: str = "a path") -> str:
+    """Return a path as text. Raises BadInput for what is neither text nor a path."""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise BadInput(f"{what} is text or a pathlib.Path, not {path!r:.80}; nothing was done")
+    return text
 
 
 def check_path(path: str | PurePath, what: str = "a directory of this machine") -> None:

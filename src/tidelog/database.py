@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
+from os import PathLike
 from threading import Lock
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from tidelog.addresses import path_text
 from tidelog.channels import rules
 from tidelog.channels.channel import Channel
 from tidelog.channels.manager import ChannelManager, Hook, authenticate
@@ -26,8 +28,9 @@ from tidelog.disk.segment_store import SegmentStore
 from tidelog.engine.background import close_at_exit
 from tidelog.engine.backup import SourceFile, create_backup
 from tidelog.engine.backup_target import BackupInfo, no_progress
-from tidelog.engine.config import EngineConfig, TopicConfig, check_deliveries
+from tidelog.engine.config import EngineConfig, EngineSettings, TopicConfig, TopicFields, check_deliveries
 from tidelog.engine.engine import Engine
+from tidelog.engine.queues import Queue
 from tidelog.engine.results import Progress, RecoveryReport
 from tidelog.engine.startup import open_directory
 from tidelog.engine.topic import Topic
@@ -110,6 +113,15 @@ class Database:
         self._engine = engine
         self._channels = _Channels(engine, limits, hook)
 
+    def __repr__(self) -> str:
+        context = self._engine.context
+        state = "closed" if context.closed else f"{self._engine.topic_count} topics"
+        return f"<database {context.root!r}, {state}>"
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a topic of this name."""
+        return isinstance(name, str) and self._engine.find(name) is not None
+
     def __enter__(self) -> Self:
         return self
 
@@ -120,7 +132,10 @@ class Database:
 
     # ── topics, queues, routers, state ────────────────────────────────────────────────────────
 
-    topic = _of_engine(Engine.topic)
+    def topic(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> Topic:
+        """Return the topic of this name; create it if there is none. Given config fields are set, others stay.
+        `max_deliveries` of a queue needs a `dead_letter`."""
+        return self._engine.topic(name, create=create, **config)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
         """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
@@ -128,7 +143,10 @@ class Database:
         check_deliveries(TopicConfig.make(fields))
         return self._engine.configure(name, fields)
 
-    queue = _of_engine(Engine.queue)
+    def queue(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> Queue:
+        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
+        return self._engine.queue(name, create=create, **config)
+
     find = _of_engine(Engine.find)
     names = _of_engine(Engine.names)
     topics = _of_engine(Engine.topics)
@@ -182,7 +200,7 @@ class Database:
 
     def backup(
         self,
-        target: str,
+        target: str | PathLike[str],
         *,
         incremental: bool = False,
         link: bool = True,
@@ -205,7 +223,7 @@ class Database:
         """
         return create_backup(
             self._engine,
-            target,
+            path_text(target, "the target of a backup"),
             incremental=incremental,
             link=link,
             accept_damage=accept_damage,
@@ -261,7 +279,7 @@ def open_for_planning(path: str, disk: Disk) -> Database:
 
 
 def open(
-    path: str,
+    path: str | PathLike[str],
     *,
     read_only: bool = False,
     disk: Disk | None = None,
@@ -273,7 +291,7 @@ def open(
     channels: ChannelLimits | None = None,
     hook: Hook | None = None,
     cold_store: SegmentStore | None = None,
-    **settings: Any,
+    **settings: Unpack[EngineSettings],
 ) -> Database:
     """Open the directory `path`, create it if it does not exist, and recover from a crash.
 
@@ -297,7 +315,7 @@ def open(
         config=config,
         accept_loss=accept_loss,
         progress=progress,
-        settings=settings,
+        settings=dict(settings),
         cold_store=cold_store,
     )
     try:

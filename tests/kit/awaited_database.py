@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from copy import copy
 from threading import Thread, current_thread
 from typing import Any, Final, TypeVar
 
@@ -81,8 +82,10 @@ class Awaited:
     def _wrap(self, found: Any) -> Any:
         if isinstance(found, AsyncGenerator):
             return AwaitedIterator(self._thread, found)
-        if isinstance(found, list):
-            return type(found)(map(self._wrap, found)) if found and _is_async(found[0]) else found
+        if isinstance(found, list) and found and _is_async(found[0]):
+            wrapped = copy(found)
+            wrapped[:] = map(self._wrap, found)
+            return wrapped
         if type(found) is tuple:
             return tuple(map(self._wrap, found))
         return Awaited(self._thread, found) if _is_async(found) else found

@@ -333,7 +333,7 @@ def crowded(path: str, forks: str) -> None:
     log = tidelog.open(path, wal_shards=2, wal_file_bytes=1 << 15, checkpoint_bytes=1 << 16, segment_events_max=50)
     names = ["f", "d"]
     for name, durability in zip(names, ("fsync", "disk"), strict=True):
-        log.topic(name, durability=durability)
+        log.topic(name, durability=durability)  # type: ignore[arg-type]
     plain = SegmentedLog.open(f"{path}-log", "tide", sync="interval", segment_bytes_max=1 << 14)
     over = Event()
     acked: dict[str, list[int]] = {name: [] for name in (*names, "log")}

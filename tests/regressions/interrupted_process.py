@@ -22,6 +22,7 @@ from typing import Any
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
+from tidelog.engine.config import Durability
 
 USER, CHANNEL = "ann@example.org", "!room@example.org"
 
@@ -34,7 +35,9 @@ def on_alarm(number: int, frame: FrameType | None) -> None:
     raise Alarm(f"signal {number} in {frame}")
 
 
-def topic(path: str, durability: str, threads: str, shards: str) -> tuple[Callable[[int], int], Callable[[], None]]:
+def topic(
+    path: str, durability: Durability, threads: str, shards: str
+) -> tuple[Callable[[int], int], Callable[[], None]]:
     log = tidelog.open(path, threads=threads == "threads", wal_shards=int(shards), wal_file_bytes=1 << 15)
     made = log.topic("t", durability=durability)
     return lambda number: made.append(b"%d" % number).first_seq, log.close

@@ -366,7 +366,7 @@ def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
     """The power cut takes one message that was not synced and leaves the one after it: the log serves neither and does
     not give their seqs again, so there is a hole that a pop, a length and a history must not count."""
     ann = env.channel(ANN)
-    ann.join(persist=True, type=kind, message_flush_interval=500, max_persist_messages=3)
+    ann.join(persist=True, type=kind, message_flush_interval=500, max_persist_messages=3)  # type: ignore[arg-type]
     said, last = [b"a" * 20, b"b" * 20, b"c" * 20], 2 + broken
     for payload in said[:last]:
         if kind == "fifo":

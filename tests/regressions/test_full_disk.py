@@ -18,6 +18,7 @@ import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.database import engine_of
 from tidelog.engine import background
+from tidelog.engine.config import Durability
 from tidelog.errors import DiskFull
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.testing.machine import DiskCall
@@ -76,7 +77,7 @@ def settled(disk: SimDisk, log: tidelog.Database, oracles: dict[str, dict[int, b
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_deletes_and_checkpoints_free_space_on_a_full_disk(durability: str, shards: int) -> None:
+def test_deletes_and_checkpoints_free_space_on_a_full_disk(durability: Durability, shards: int) -> None:
     """Method: two topics; one fills the disk; half of it is deleted, two checkpoints let go of it, and it goes on."""
     disk = SimDisk()
     disk.capacity_bytes = 600_000
@@ -101,7 +102,7 @@ def test_deletes_and_checkpoints_free_space_on_a_full_disk(durability: str, shar
 
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_drop_frees_space_on_a_full_disk(durability: str, shards: int) -> None:
+def test_drop_frees_space_on_a_full_disk(durability: Durability, shards: int) -> None:
     disk = SimDisk()
     disk.capacity_bytes = 600_000
     log = opened(disk, shards)
@@ -183,7 +184,7 @@ def test_full_disk_is_opened_with_the_reserve_and_space_is_freed() -> None:
 @pytest.mark.parametrize("call", ["write", "create", "reserve", "rename", "mkdir"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(("durability", "shards"), [("fsync", 1), ("disk", 2), ("memory", 1)])
-def test_no_space_at_any_call_latches_nothing(call: DiskCall, error: int, durability: str, shards: int) -> None:
+def test_no_space_at_any_call_latches_nothing(call: DiskCall, error: int, durability: Durability, shards: int) -> None:
     """Method: a history of appends, deletes, configures, drops, seals and checkpoints by chance; every so many calls of
     one kind fail; what raised is DiskFull and was not done; at the end all is as the oracle has it."""
     random = Random(f"{call} {error} {durability} {shards}")
@@ -306,7 +307,7 @@ def tried(work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("segment_events_max", [60, 1 << 20])
 def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
-    small_disk: Path, durability: str, shards: int, segment_events_max: int
+    small_disk: Path, durability: Durability, shards: int, segment_events_max: int
 ) -> None:
     """Method: records until there is no room, then another program takes the rest. Every kind of operation is tried
     with 0 bytes free: what adds is refused, what makes room is done. What was deleted comes free with the filler in

@@ -20,6 +20,7 @@ import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.database import engine_of
 from tidelog.disk.process import DEFER_SIGNALS
+from tidelog.engine.config import Durability
 from tidelog.errors import AlreadyMember
 from tidelog.testing import ManualClock, SimDisk
 
@@ -70,7 +71,7 @@ def judge(acked: dict[int, int], found: list[tuple[int, bytes]]) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize(("threads", "shards"), [("threads", "1"), ("threads", "2"), ("none", "1")])
 def test_interrupted_appends_leave_a_topic_writable(
-    tmp_path: Path, durability: str, threads: str, shards: str, rounds: int
+    tmp_path: Path, durability: Durability, threads: str, shards: str, rounds: int
 ) -> None:
     acked = interrupted("topic", tmp_path / "data", durability, threads, shards, rounds=rounds)
     with tidelog.open(str(tmp_path / "data")) as log:
@@ -169,7 +170,9 @@ def opened(disk: SimDisk, **settings: Any) -> tidelog.Database:
 
 @pytest.mark.parametrize("durability", [*CLASSES, "ephemeral"])
 @pytest.mark.parametrize(("shards", "waits"), [(1, True), (2, True), (1, False)])
-def test_an_interrupt_at_any_step_of_an_append_leaves_it_whole(durability: str, shards: int, waits: bool) -> None:
+def test_an_interrupt_at_any_step_of_an_append_leaves_it_whole(
+    durability: Durability, shards: int, waits: bool
+) -> None:
     disk = SimDisk()
     log = opened(disk, wal_shards=shards, wal_file_bytes=1 << 14)
     topic = log.topic("t", durability=durability, cap_records=1 << 20, cap_bytes=1 << 30)
@@ -283,7 +286,7 @@ def test_an_interrupt_at_any_step_of_an_append_leaves_a_segmented_log_whole(code
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
 @pytest.mark.parametrize("durability", CLASSES)
 def test_what_breaks_off_a_write_or_a_sync_is_raised_when_the_commit_is_done(
-    durability: str, kind: type[BaseException]
+    durability: Durability, kind: type[BaseException]
 ) -> None:
     """Raised inside each call to the disk, as an exception that a program sends to a thread would be."""
     disk = SimDisk()

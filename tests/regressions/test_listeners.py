@@ -9,6 +9,7 @@ import pytest
 
 import tidelog
 from tidelog.database import engine_of
+from tidelog.engine.config import Durability
 from tidelog.testing import ManualClock, SimDisk
 
 CLASSES = ["fsync", "disk", "memory", "ephemeral"]
@@ -43,7 +44,7 @@ def opened(disk: SimDisk, shards: int = 1) -> tidelog.Database:
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_an_append_is_acked_and_goes_on_whatever_a_listener_raises(
-    durability: str, kind: type[BaseException], shards: int, caplog: pytest.LogCaptureFixture
+    durability: Durability, kind: type[BaseException], shards: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = SimDisk()
     log = opened(disk, shards)
@@ -85,7 +86,7 @@ def test_a_drop_and_a_close_come_to_their_end_whatever_a_listener_raises(kind: t
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("durability", ["fsync", "memory"])
 def test_a_queue_hands_out_and_takes_back_whatever_its_listeners_raise(
-    durability: str, kind: type[BaseException]
+    durability: Durability, kind: type[BaseException]
 ) -> None:
     disk = SimDisk()
     log = opened(disk)

@@ -12,6 +12,7 @@ import tidelog
 from tidelog.database import engine_of
 from tidelog.disk.durability import WriteLatch
 from tidelog.engine.check import check_directory
+from tidelog.engine.config import Durability
 from tidelog.errors import Damaged, DiskFull, Latched
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.wal import Writer
@@ -42,7 +43,7 @@ def lose(disk: SimDisk, path: str) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("also_lost", ["", "CURRENT", "NEWEST"])
 def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
-    also_lost: str, shards: int, durability: str, checkpoint: str
+    also_lost: str, shards: int, durability: Durability, checkpoint: str
 ) -> None:
     """Method: records in several files, with no checkpoint, one before the newest file, or one inside it; a kill; the
     newest file of the topic's shard is removed, alone or with one of the two files that prove it."""
@@ -87,7 +88,7 @@ def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_crash_while_the_loss_is_accepted_gives_no_seq_again(durability: str) -> None:
+def test_a_crash_while_the_loss_is_accepted_gives_no_seq_again(durability: Durability) -> None:
     """Method: the power is cut at every operation of the start with `accept_loss`; the next start with it goes on above
     every seq that was acked, and one without it is refused or finds nothing any more."""
     disk = SimDisk()
@@ -266,7 +267,7 @@ def test_no_space_for_a_new_file_leaves_no_reservation() -> None:
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("lost_bytes", [512, 2048], ids=["first sector", "all"])
 def test_zeros_in_place_of_all_frames_of_the_newest_file_are_damage(
-    lost_bytes: int, durability: str, shards: int
+    lost_bytes: int, durability: Durability, shards: int
 ) -> None:
     """Method: the newest file has one record, in its first sector; a sync interval passes; zeros replace the sector, or
     the whole content. Nothing in the file proves that frames were there."""

@@ -12,6 +12,7 @@ from tests.unit.engine.harness import TIMEOUT_S, TINY, EngineHarness, running
 
 import tidelog
 from tidelog.engine import Queue, append
+from tidelog.engine.config import Durability
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.topic import topic_operations
 from tidelog.engine.topic_state import TopicState
@@ -161,7 +162,7 @@ def test_a_history_shows_every_step_of_a_call_that_has_returned(monkeypatch: pyt
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
-def test_a_clean_close_keeps_every_step(durability: str, shards: int) -> None:
+def test_a_clean_close_keeps_every_step(durability: Durability, shards: int) -> None:
     world = EngineHarness(wal_shards=shards)
     jobs = world.log.queue("jobs", durability=durability)
     jobs.put(["a", "b"])
@@ -243,7 +244,7 @@ def test_history_is_complete_right_after_an_ack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_history_has_a_job_that_was_put_before_a_close(tmp_path: Path, durability: str) -> None:
+def test_history_has_a_job_that_was_put_before_a_close(tmp_path: Path, durability: Durability) -> None:
     with tidelog.open(str(tmp_path), wal_file_bytes=1 << 16) as log:
         log.queue("q", durability=durability).put(1)
     for _ in range(2):

@@ -6,7 +6,7 @@
 
     embedded    a directory of this process: calls run on a few threads, the event loop waits for no disk
     remote      a server: the calls of `tidelog.client` on asyncio streams
-    producer    records of many tasks in batches
+    producer    records of many tasks in batches; typed: topics of one type
     follow      the loops over a topic; groups: those over a consumer group, and its batches
     threads     the pool of threads, and what a cancelled call has done
 

@@ -11,18 +11,22 @@ import io
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
+from os import PathLike
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
 from tidelog import database as embedded
+from tidelog import frames
+from tidelog.addresses import path_text
 from tidelog.aio import follow
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.threads import THREADS, Threads
+from tidelog.aio.typed import AsyncTypedTopic
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, ChannelManager, Subscription
-from tidelog.channels.rules import User
+from tidelog.channels.rules import ChannelSettings, User
 from tidelog.client.database import documented_by
 from tidelog.database import Database
 from tidelog.engine import (
@@ -42,15 +46,18 @@ from tidelog.engine import (
     RecordReader,
     Topic,
 )
+from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.config import TopicFields
 from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
-from tidelog.engine.groups import CommitMode, leases_of
+from tidelog.engine.groups import CommitMode, GroupList, leases_of
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import READER_POLL_S, ExcludedNodes, OnGap
 from tidelog.engine.topic import topic_operations
-from tidelog.errors import BadInput, Error, StreamBroken
+from tidelog.errors import Error, StreamBroken
+from tidelog.times import Duration, Seconds, seconds
 from tidelog.types import Buffer
 
 _LATEST_PAGE_KEYS: Final = 256
@@ -111,18 +118,18 @@ class Opening:
             await self._database.close()
 
 
-def open(path: str, *, workers: int = THREADS, **settings: Any) -> Opening:
+def open(path: str | PathLike[str], *, workers: int = THREADS, **settings: Any) -> Opening:
     """`tidelog.open` for asyncio: `async with tidelog.aio.open("data") as database`.
 
     Args:
         workers: how many calls run at the same time.
         settings: the arguments of `tidelog.open`.
     """
-    if not 1 <= workers <= 1_000:
-        raise BadInput(f"workers is {workers}, it must be from 1 to 1000; nothing was opened")
+    check_int("workers", workers, 1, 1_000)
+    name = path_text(path, "the directory to open")
 
     async def start() -> AsyncDatabase:
-        threads = Threads(path, workers)
+        threads = Threads(name, workers)
         try:
             return AsyncDatabase(await threads.write(embedded.open, path, **settings), threads)
         except asyncio.CancelledError as cancelled:
@@ -142,6 +149,9 @@ class AsyncChannels(AsyncObject[ChannelManager]):
 
     def __init__(self, database: Database, threads: Threads) -> None:
         self._database, self._threads = database, threads
+
+    def __repr__(self) -> str:
+        return "<async channels>"
 
     async def channel_names(self) -> list[str]:
         return await self._threads.read(lambda: self._database.channels.channel_names())
@@ -169,11 +179,11 @@ class AsyncDatabase(AsyncObject[Database]):
         await self._threads.write(self._target.close)
         await self._threads.stop()
 
-    async def topic(self, /, name: str, *, create: bool = True, **config: object) -> AsyncTopic:
+    async def topic(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> AsyncTopic:
         topic = await self._threads.write(lambda: self._target.topic(name, create=create, **config))
         return AsyncTopic(topic, self._threads)
 
-    async def queue(self, /, name: str, *, create: bool = True, **config: object) -> AsyncQueue:
+    async def queue(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> AsyncQueue:
         queue = await self._threads.write(lambda: self._target.queue(name, create=create, **config))
         return AsyncQueue(queue, self._threads)
 
@@ -239,18 +249,19 @@ class _Wakeups:
     def clear(self) -> None:
         self._event.clear()
 
-    async def wait(self, seconds: float | None) -> None:
+    async def wait(self, limit_s: float | None) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit_s):
                 await self._event.wait()
 
 
 class _Deadline:
     """The time that is left of a timeout."""
 
-    def __init__(self, timeout: float | None) -> None:
+    def __init__(self, timeout: Seconds | None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._until = None if timeout is None else self._loop.time() + timeout
+        timeout_s = seconds("timeout", timeout)
+        self._until = None if timeout_s is None else self._loop.time() + timeout_s
 
     def left(self, at_most: float | None = None) -> float | None:
         left = None if self._until is None else max(self._until - self._loop.time(), 0.0)
@@ -273,10 +284,13 @@ class AsyncTopic(AsyncObject[Topic]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._target.name
 
     state = reading(Topic.state)
     append_arrow = writing(Topic.append_arrow)
+    append_pandas = writing(Topic.append_pandas)
+    append_polars = writing(Topic.append_polars)
     append_numbered = writing(Topic.append_numbered)
     producer_batches = reading(Topic.producer_batches)
 
@@ -303,6 +317,9 @@ class AsyncTopic(AsyncObject[Topic]):
     redrive = writing(Topic.redrive)
     simulate_retention = reading(Topic.simulate_retention)
     to_arrow = reading(Topic.to_arrow)
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
     seek = reading(Topic.seek)
     gaps = reading(Topic.gaps)
     segments = reading(Topic.segments)
@@ -355,9 +372,10 @@ class AsyncTopic(AsyncObject[Topic]):
         *,
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
-        timeout: float | None = 0.0,
+        timeout: Seconds | None = 0.0,
         strong: bool = False,
     ) -> Page:
+        timeout = seconds("timeout", timeout)
         call = partial(self._target.read, from_seq, limit, node=node, bytes_max=bytes_max, strong=strong)
         if timeout is not None and timeout <= 0:
             return await self._threads.read(call)
@@ -368,7 +386,7 @@ class AsyncTopic(AsyncObject[Topic]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
@@ -381,24 +399,24 @@ class AsyncTopic(AsyncObject[Topic]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[Page]: ...
 
     def follow(
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int | None = None,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
         options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
         return follow.follow(self, from_seq, batch, **options)
@@ -407,11 +425,11 @@ class AsyncTopic(AsyncObject[Topic]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[pa.RecordBatch | Gap]:
         cursor = FollowCursor(
             self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
@@ -430,8 +448,9 @@ class AsyncTopic(AsyncObject[Topic]):
         nodes: ExcludedNodes = frozenset(),
         limit: int = SEQ_MAX,
         strong: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> AsyncScan:
-        start = partial(self._target.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=strong)
+        start = partial(self._target.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=strong, columns=columns)
         return AsyncScan(start, self._threads, from_seq)
 
     async def open_record(self, seq: int, *, strong: bool = False) -> AsyncRecord:
@@ -444,19 +463,22 @@ class AsyncTopic(AsyncObject[Topic]):
         """The topic as a table: the newest record of each key that begins with `prefix`."""
         return AsyncLatestTable(partial(self._target.latest, prefix=prefix), self._threads)
 
+    def typed(self, kind: type[T]) -> AsyncTypedTopic[T]:
+        return AsyncTypedTopic(self, kind)
+
     async def queue(self) -> AsyncQueue:
         return AsyncQueue(await self._threads.read(self._target.queue), self._threads)
 
     def group(self, name: str) -> AsyncGroup:
         return AsyncGroup(self._target.group(name), self._target, self._threads)
 
-    async def groups(self) -> list[AsyncGroup]:
+    async def groups(self) -> GroupList[AsyncGroup]:
         found = await self._threads.read(self._target.groups)
-        return [AsyncGroup(group, self._target, self._threads) for group in found]
+        return GroupList([AsyncGroup(group, self._target, self._threads) for group in found], found.states)
 
 
 async def wait_for_page(
-    topic: Topic, threads: Threads, call: Callable[..., Page], from_seq: int, timeout: float | None
+    topic: Topic, threads: Threads, call: Callable[..., Page], from_seq: int, timeout: Seconds | None
 ) -> Page:
     """Read a page; while there is nothing, wait for a write without a thread. A database that is opened read-only
     beside a writer has no listeners: it looks again every `READER_POLL_S`, in a thread."""
@@ -482,6 +504,9 @@ class AsyncScan:
     def __init__(self, start: Callable[[], BulkScan], threads: Threads, from_seq: int) -> None:
         self._start, self._threads, self._from_seq = start, threads, from_seq
         self._scan: BulkScan | None = None
+
+    def __repr__(self) -> str:
+        return f"<async scan, after {self.next_from_seq}>"
 
     @property
     def gaps(self) -> list[Gap]:
@@ -522,6 +547,9 @@ class AsyncRecord:
     def __init__(self, reader: RecordReader, threads: Threads) -> None:
         self._reader, self._threads, self.xxh3 = reader, threads, reader.xxh3
 
+    def __repr__(self) -> str:
+        return f"<async record of {len(self)} bytes>"
+
     def __len__(self) -> int:
         return len(self._reader)
 
@@ -556,6 +584,9 @@ class AsyncLatestTable:
     def __init__(self, table: Callable[[], LatestTable], threads: Threads) -> None:
         self._table, self._threads = table, threads
 
+    def __repr__(self) -> str:
+        return f"<async {self._table()!r}>"
+
     async def get(self, key: str) -> Record | None:
         """Return the newest record of a key; None if the key is not in the table."""
         return await self._threads.read(lambda: self._table().get(key))
@@ -579,6 +610,10 @@ class AsyncLatestTable:
         """Return the table: the columns of `Topic.to_arrow` after a column `key`, ordered by seq."""
         return await self._threads.read(lambda: self._table().to_arrow())
 
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
+
 
 @documented_by(Group)
 class AsyncGroup(AsyncObject[Group]):
@@ -592,13 +627,16 @@ class AsyncGroup(AsyncObject[Group]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._target.name
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self._target.topic
 
     async def exists(self) -> bool:
+        """Whether it was created."""
         return await self._threads.read(lambda: self._target.exists)
 
     state = reading(Group.state)
@@ -621,18 +659,18 @@ class AsyncGroup(AsyncObject[Group]):
         *,
         commit: CommitMode = "batch",
         limit: int = 256,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
     ) -> AsyncIterator[Record | Gap]:
         return follow_group(self, commit, limit, timeout, on_gap)
 
     def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
     ) -> AsyncIterator[AsyncGroupBatch]:
         return consume_group(self, consumer, batch, lease_ms, timeout)
 
     async def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> AsyncGroupBatch | None:
         def claim() -> AsyncGroupBatch | None:
             found = self._target.claim(consumer, limit, lease_ms=lease_ms)
@@ -650,7 +688,8 @@ class AsyncGroup(AsyncObject[Group]):
                     return batch
                 await wakeups.wait(deadline.left(leases.seconds_to_next_deadline()))
 
-    async def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Page:
+    async def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0, node: str | list[str] | None = None) -> Page:
+        timeout = seconds("timeout", timeout)
         call = partial(self._target.fetch, limit, node=node)
         if timeout is not None and timeout <= 0:
             return await self._threads.read(call)
@@ -669,6 +708,10 @@ class AsyncQueue(AsyncObject[Queue]):
     def __repr__(self) -> str:
         return f"<async {self._target!r}>"
 
+    @property
+    def name(self) -> str:
+        return self._target.name
+
     put = writing(Queue.put)
     claim = writing(Queue.claim)
     ack = writing(Queue.ack)
@@ -679,7 +722,7 @@ class AsyncQueue(AsyncObject[Queue]):
     redrive = writing(Queue.redrive)
 
     async def jobs(
-        self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
+        self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> AsyncIterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
@@ -723,8 +766,14 @@ class AsyncHistory(AsyncObject[History]):
     def __init__(self, history: History, threads: Threads) -> None:
         self._target, self._threads = history, threads
 
+    def __repr__(self) -> str:
+        return f"<async {self._target!r}>"
+
     read = reading(History.read)
     to_arrow = reading(History.to_arrow)
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
 
 
 def of_channel(
@@ -756,7 +805,7 @@ class AsyncChannel:
             self._channel = self._handle()
         return self._channel
 
-    async def join(self, /, **config: object) -> Self:
+    async def join(self, /, **config: Unpack[ChannelSettings]) -> Self:
         await self._threads.write(lambda: self._open().join(**config))
         return self
 
@@ -800,9 +849,9 @@ class _SubscriptionWakeups:
     def wake(self) -> None:
         self._loop.call_soon_threadsafe(self._event.set)
 
-    async def wait(self, seconds: float | None) -> None:
+    async def wait(self, limit_s: float | None) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit_s):
                 await self._event.wait()
         self._event.clear()
 
@@ -814,11 +863,14 @@ class AsyncSubscription:
         self._subscription, self._wakeups, self._threads = subscription, wakeups, threads
         self.channel = subscription.channel
 
+    def __repr__(self) -> str:
+        return f"<subscription of channel {self.channel!r}{', closed' if self.closed else ''}>"
+
     @property
     def closed(self) -> bool:
         return self._subscription.closed
 
-    async def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
+    async def wait(self, timeout: Seconds | None = None) -> list[ChannelEvent]:
         """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
         deadline = _Deadline(timeout)
         while not (events := self._subscription.take()) and not self.closed and not deadline.is_over:

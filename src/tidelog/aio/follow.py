@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tidelog.engine import Gap, Page, Record
 from tidelog.engine.follow import EMPTY_ARROW_BATCH, FollowCursor
+from tidelog.times import Seconds
 
 
 class AsyncFollowedScan(Protocol):
@@ -31,7 +32,7 @@ class AsyncFollowedTopic(Protocol):
         *,
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
-        timeout: float | None = 0.0,
+        timeout: Seconds | None = 0.0,
         strong: bool = False,
     ) -> Page: ...
     def scan(self, from_seq: int = 0, to_seq: int | None = None, *, strong: bool = False) -> AsyncFollowedScan: ...

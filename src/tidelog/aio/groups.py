@@ -12,6 +12,7 @@ from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import CommitMode
 from tidelog.engine.read import OnGap, check_on_gap
 from tidelog.errors import BadInput, GapFound
+from tidelog.times import Duration, Seconds
 
 _log = logging.getLogger(__name__)
 
@@ -24,18 +25,18 @@ class AsyncConsumedGroup(Protocol):
     @property
     def topic(self) -> str: ...
     async def state(self) -> GroupState: ...
-    async def fetch(self, limit: int = 256, timeout: float | None = 0.0) -> Page: ...
+    async def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0) -> Page: ...
     async def commit(self, seq: int, *, expect: int | None = None) -> int: ...
     async def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> AsyncGroupBatch | None: ...
     async def ack(self, consumer: str, lease_id: int) -> bool: ...
     async def release(self, consumer: str, lease_id: int) -> bool: ...
-    async def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> bool: ...
+    async def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool: ...
 
 
 async def follow_group(
-    group: AsyncConsumedGroup, commit: CommitMode, limit: int, timeout: float | None, on_gap: OnGap
+    group: AsyncConsumedGroup, commit: CommitMode, limit: int, timeout: Seconds | None, on_gap: OnGap
 ) -> AsyncIterator[Record | Gap]:
     """`Group.follow`."""
     if commit not in get_args(CommitMode):
@@ -58,7 +59,7 @@ async def follow_group(
 
 
 async def consume_group(
-    group: AsyncConsumedGroup, consumer: str, batch: int, lease_ms: int, timeout: float | None
+    group: AsyncConsumedGroup, consumer: str, batch: int, lease_ms: Duration, timeout: Seconds | None
 ) -> AsyncIterator[AsyncGroupBatch]:
     """`Group.consume`."""
     while (claimed := await group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
@@ -113,5 +114,5 @@ class AsyncGroupBatch:
         self.is_settled = True
         return await self._group.release(self.consumer, self.lease_id)
 
-    async def extend(self, lease_ms: int = LEASE_MS_DEFAULT) -> bool:
+    async def extend(self, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool:
         return await self._group.extend(self.consumer, self.lease_id, lease_ms)

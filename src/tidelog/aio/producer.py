@@ -22,6 +22,7 @@ from tidelog.engine.producer_queue import (
 )
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, InDoubt, NotAllWritten, Throttled, WriteCancelled
+from tidelog.times import Seconds, seconds
 
 _TURN_RECORDS: Final = 1023  # a bit mask: other tasks run after every 1024 records
 AsyncWriteBatch = Callable[[ProducerBatch], Coroutine[Any, Any, Appended]]
@@ -40,7 +41,7 @@ class AsyncDelivery:
     def done(self) -> bool:
         return self._batch.outcome(self._index) is not None
 
-    async def result(self, timeout: float | None = None) -> int:
+    async def result(self, timeout: Seconds | None = None) -> int:
         outcome = await self._producer._wait_for_outcome(self._batch, self._index, timeout)
         if isinstance(outcome, int):
             return outcome
@@ -108,7 +109,7 @@ class AsyncProducer:
         tag: str | None = None,
         node: str | None = None,
         meta: dict[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> AsyncDelivery:
         """`Producer.send`. A call that is cancelled took nothing."""
         queue = self._queue
@@ -134,7 +135,7 @@ class AsyncProducer:
             self._work.set()
         return delivery
 
-    async def _add_when_possible(self, record: Any, size: int, timeout: float | None) -> ProducerBatch:
+    async def _add_when_possible(self, record: Any, size: int, timeout: Seconds | None) -> ProducerBatch:
         """`add` once there is space."""
         queue, batch = self._queue, None
 
@@ -152,7 +153,7 @@ class AsyncProducer:
         assert batch is not None, "the condition above"
         return batch
 
-    async def flush(self, timeout: float | None = None) -> bool:
+    async def flush(self, timeout: Seconds | None = None) -> bool:
         self._queue.close_batch()
         self._work.set()
         last = self._queue.last_record()
@@ -161,7 +162,7 @@ class AsyncProducer:
             raise self._queue.failure.with_traceback(None)
         return is_done
 
-    async def close(self, timeout: float | None = None) -> None:
+    async def close(self, timeout: Seconds | None = None) -> None:
         """`Producer.close`. A call that is cancelled gives up what was not sent and waits for the batch on its way; the
         CancelledError then has what was not written as its cause."""
         queue = self._queue
@@ -193,7 +194,7 @@ class AsyncProducer:
     async def stats(self) -> ProducerStats:
         return self._queue.stats()
 
-    async def _wait_for_outcome(self, batch: ProducerBatch, index: int, timeout: float | None) -> int | Error:
+    async def _wait_for_outcome(self, batch: ProducerBatch, index: int, timeout: Seconds | None) -> int | Error:
         await self._wait_until(lambda: batch.outcome(index) is not None, timeout)
         outcome = batch.outcome(index)
         if outcome is None:
@@ -203,9 +204,10 @@ class AsyncProducer:
             )
         return outcome
 
-    async def _wait_until(self, is_done: Callable[[], bool], timeout: float | None) -> bool:
+    async def _wait_until(self, is_done: Callable[[], bool], timeout: Seconds | None) -> bool:
         loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
+        timeout_s = seconds("timeout", timeout)
+        until = None if timeout_s is None else loop.time() + timeout_s
         while not is_done():
             if self._task is asyncio.current_task():
                 raise BadInput("on_error must not wait for its own producer; nothing was done, do it in another task")

@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mappi
 from contextlib import AsyncExitStack, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.aio import follow
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.producer import AsyncProducer
+from tidelog.aio.typed import AsyncTypedTopic
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, SubscriptionEnded
+from tidelog.channels.rules import ChannelSettings
 from tidelog.client.asyncio_http import AsyncClient
 from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser
 from tidelog.client.core import REQUEST_TIMEOUT_S, Call, ConnectionLost
@@ -24,10 +27,10 @@ from tidelog.client.database import (
     RETRY_S,
     RemoteSegment,
     RemoteSegmentList,
-    check_seconds,
     documented_by,
     ensure_queue,
     parse_channel_event,
+    parse_limits,
     queue_is_gone,
 )
 from tidelog.client.database_calls import DatabaseCalls
@@ -52,13 +55,19 @@ from tidelog.engine import (
     RecordReader,
     Topic,
 )
+from tidelog.engine.config import TopicFields
 from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
-from tidelog.engine.groups import CommitMode
+from tidelog.engine.groups import CommitMode, GroupList
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.read import ExcludedNodes, OnGap
 from tidelog.errors import BadInput, Error, Unavailable
+from tidelog.times import Duration, Seconds, duration_ms, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 _RECORD_CHUNK_BYTES: Final = 1 << 20
 C = TypeVar("C")
@@ -110,15 +119,15 @@ class Connecting:
 
 
 def connect(
-    url: str, *, key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S, retry_s: float = RETRY_S
+    url: str, *, key: str | None = None, timeout_s: Seconds = REQUEST_TIMEOUT_S, retry_s: Seconds = RETRY_S
 ) -> Connecting:
     """`tidelog.connect` for asyncio: `async with tidelog.aio.connect(url) as database`."""
-    check_seconds(timeout_s=timeout_s, retry_s=retry_s)
+    limit_s, retry_ms = parse_limits(timeout_s, retry_s)
 
     async def start() -> AsyncRemoteDatabase:
-        async with AsyncClient(url, key=key, timeout_s=timeout_s) as probe:
+        async with AsyncClient(url, key=key, timeout_s=limit_s) as probe:
             await probe.call(DatabaseCalls().check_server())
-        return AsyncRemoteDatabase(AsyncClient(url, key=key, timeout_s=timeout_s, retry_ms=int(retry_s * 1000)))
+        return AsyncRemoteDatabase(AsyncClient(url, key=key, timeout_s=limit_s, retry_ms=retry_ms))
 
     return Connecting(start)
 
@@ -128,6 +137,9 @@ class AsyncRemoteChannels(AsyncRemoteObject[DatabaseCalls]):
 
     def __init__(self, client: AsyncClient) -> None:
         self._client, self._calls = client, DatabaseCalls()
+
+    def __repr__(self) -> str:
+        return f"<async channels of {self._client.url}>"
 
     channel_names = awaiting(DatabaseCalls.channel_names)
 
@@ -154,18 +166,18 @@ class AsyncRemoteDatabase(AsyncRemoteObject[DatabaseCalls]):
         """Close the connections. The server is not affected."""
         await self._client.close()
 
-    async def topic(self, /, name: str, *, create: bool = True, **config: object) -> AsyncRemoteTopic:
+    async def topic(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> AsyncRemoteTopic:
         if create or config:
-            await self._run(TopicCalls(name).ensure(create=create, fields=config))
+            await self._run(TopicCalls(name).ensure(create=create, fields=dict(config)))
         return AsyncRemoteTopic(self._client, name)
 
-    async def queue(self, /, name: str, *, create: bool = True, **config: object) -> AsyncRemoteQueue:
+    async def queue(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> AsyncRemoteQueue:
         if create or config:
-            await self._run(ensure_queue(name, create, config))
+            await self._run(ensure_queue(name, create, dict(config)))
         return AsyncRemoteQueue(self._client, name)
 
     async def configure(self, name: str, fields: Mapping[str, object]) -> tuple[AsyncRemoteTopic, bool]:
-        created = await self._run(self._calls.configure(name, dict(fields)))
+        created = await self._run(self._calls.configure(name, fields))
         return AsyncRemoteTopic(self._client, name), created
 
     async def find(self, name: str) -> AsyncRemoteTopic | None:
@@ -222,12 +234,20 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._calls.name
 
     state = awaiting(TopicCalls.state)
     append = awaiting(TopicCalls.append)
     append_stream = awaiting(TopicCalls.append_stream)
     append_arrow = awaiting(TopicCalls.append_arrow)
+
+    async def append_pandas(self, frame: pd.DataFrame, *, key: str | None = None) -> Appended:
+        return await self.append_arrow(await asyncio.to_thread(frames.from_pandas, frame), key=key)
+
+    async def append_polars(self, frame: pl.DataFrame, *, key: str | None = None) -> Appended:
+        return await self.append_arrow(await asyncio.to_thread(frames.from_polars, frame), key=key)
+
     append_numbered = awaiting(TopicCalls.append_numbered)
 
     def producer(
@@ -255,6 +275,9 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     simulate_retention = awaiting(TopicCalls.simulate_retention)
     read = awaiting(TopicCalls.read)
     to_arrow = awaiting(TopicCalls.to_arrow)
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
     seek = awaiting(TopicCalls.seek)
     gaps = awaiting(TopicCalls.gaps)
 
@@ -263,7 +286,7 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
@@ -276,24 +299,24 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[Page]: ...
 
     def follow(
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int | None = None,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
         options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
         return follow.follow(self, from_seq, batch, **options)
@@ -302,11 +325,11 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> AsyncIterator[pa.RecordBatch | Gap]:
         cursor = FollowCursor(
             self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
@@ -325,8 +348,9 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
         nodes: ExcludedNodes = frozenset(),
         limit: int = SEQ_MAX,
         strong: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> AsyncRemoteScan:
-        return AsyncRemoteScan(self._client, self._calls, ScanCursor(from_seq, to_seq, nodes, limit, strong))
+        return AsyncRemoteScan(self._client, self._calls, ScanCursor(from_seq, to_seq, nodes, limit, strong, columns))
 
     async def open_record(self, seq: int, *, strong: bool = False) -> AsyncRemoteRecord:
         """Open the data of one record: `read`, `seek`, `position`; `async with` closes it."""
@@ -346,6 +370,9 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     async def segment(self, base: int, generation: int | None = None) -> RemoteSegment | None:
         return (await self.segments()).find(base, generation)
 
+    def typed(self, kind: type[T]) -> AsyncTypedTopic[T]:
+        return AsyncTypedTopic(self, kind)
+
     async def queue(self) -> AsyncRemoteQueue:
         await self._run(self._calls.check_queue())
         return AsyncRemoteQueue(self._client, self.name)
@@ -353,8 +380,9 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     def group(self, name: str) -> AsyncRemoteGroup:
         return AsyncRemoteGroup(self._client, self.name, name)
 
-    async def groups(self) -> list[AsyncRemoteGroup]:
-        return [self.group(state.group) for state in await self._run(list_groups(self._calls))]
+    async def groups(self) -> GroupList[AsyncRemoteGroup]:
+        states = await self._run(list_groups(self._calls))
+        return GroupList([self.group(state.group) for state in states], states)
 
 
 class AsyncRemoteScan:
@@ -362,6 +390,9 @@ class AsyncRemoteScan:
 
     def __init__(self, client: AsyncClient, calls: TopicCalls, cursor: ScanCursor) -> None:
         self._client, self._calls, self._cursor = client, calls, cursor
+
+    def __repr__(self) -> str:
+        return f"<async scan of topic {self._calls.name!r}, after {self.next_from_seq}>"
 
     @property
     def gaps(self) -> list[Gap]:
@@ -402,6 +433,9 @@ class AsyncRemoteRecord:
         self._client, self._calls, self._seq, self._head = client, calls, seq, head
         self._pos = 0
         self.xxh3 = head.xxh3
+
+    def __repr__(self) -> str:
+        return f"<async record {self._seq} of topic {self._calls.name!r}>"
 
     def __len__(self) -> int:
         return self._head.size
@@ -447,6 +481,9 @@ class AsyncRemoteLatestTable:
     def __init__(self, client: AsyncClient, calls: TopicCalls, prefix: str) -> None:
         self._client, self._calls, self._prefix = client, calls, prefix
 
+    def __repr__(self) -> str:
+        return f"<async latest records of {self._calls.name!r}>"
+
     async def get(self, key: str) -> Record | None:
         """Return the newest record of a key; None if the key is not in the table."""
         return await self._client.call(self._calls.latest_record(key, self._prefix))
@@ -470,6 +507,10 @@ class AsyncRemoteLatestTable:
         """Return the table: the columns of `Topic.to_arrow` after a column `key`, ordered by seq."""
         return await self._client.call(self._calls.latest_table(self._prefix))
 
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
+
 
 @documented_by(Group)
 class AsyncRemoteGroup(AsyncRemoteObject[GroupCalls]):
@@ -483,10 +524,12 @@ class AsyncRemoteGroup(AsyncRemoteObject[GroupCalls]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._calls.name
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self._calls.topic
 
     exists = awaiting(GroupCalls.exists)
@@ -511,18 +554,18 @@ class AsyncRemoteGroup(AsyncRemoteObject[GroupCalls]):
         *,
         commit: CommitMode = "batch",
         limit: int = 256,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
     ) -> AsyncIterator[Record | Gap]:
         return follow_group(self, commit, limit, timeout, on_gap)
 
     def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
     ) -> AsyncIterator[AsyncGroupBatch]:
         return consume_group(self, consumer, batch, lease_ms, timeout)
 
     async def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> AsyncGroupBatch | None:
         claimed = await self._run(self._calls.claim(consumer, limit, lease_ms, timeout))
         if claimed is None:
@@ -545,6 +588,7 @@ class AsyncRemoteQueue(AsyncRemoteObject[QueueCalls]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._calls.name
 
     put = awaiting(QueueCalls.put)
@@ -557,11 +601,11 @@ class AsyncRemoteQueue(AsyncRemoteObject[QueueCalls]):
     redrive = awaiting(QueueCalls.redrive)
 
     async def jobs(
-        self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
+        self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> AsyncIterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
-        query = {"node": node, "max": most, "lease_ms": lease_ms}
+        query = {"node": node, "max": most, "lease_ms": None if lease_ms is None else duration_ms("lease_ms", lease_ms)}
         async with AsyncEvents(self._client, self._calls.work_path(), query) as events:
             while (event := await events.next(timeout)) is not None:
                 if event.kind == "job":
@@ -581,8 +625,14 @@ class AsyncRemoteHistory(AsyncRemoteObject[QueueCalls]):
     def __init__(self, client: AsyncClient, calls: QueueCalls) -> None:
         self._client, self._calls = client, calls
 
+    def __repr__(self) -> str:
+        return f"<async history of queue {self._calls.name!r}>"
+
     read = awaiting(QueueCalls.read_history)
     to_arrow = awaiting(QueueCalls.history_table)
+    to_pandas = frames.PANDAS.awaiting(to_arrow)
+    to_polars = frames.POLARS.awaiting(to_arrow)
+    to_dicts = frames.DICTS.awaiting(to_arrow)
 
 
 @documented_by(Channel)
@@ -597,9 +647,10 @@ class AsyncRemoteChannel(AsyncRemoteObject[ChannelCalls]):
 
     @property
     def name(self) -> str:
+        """Its name."""
         return self._calls.name
 
-    async def join(self, /, **config: object) -> Self:
+    async def join(self, /, **config: Unpack[ChannelSettings]) -> Self:
         await self._run(self._calls.join(**config))
         return self
 
@@ -647,6 +698,9 @@ class AsyncRemoteSubscription:
         self._events = events
         self._ready: list[ChannelEvent] = []
 
+    def __repr__(self) -> str:
+        return f"<subscription of channel {self.channel!r}{', closed' if self.closed else ''}>"
+
     def accept(self, event: ServerEvent) -> None:
         """Keep an event of the stream for the next `wait`."""
         parsed = parse_channel_event(event)
@@ -655,7 +709,7 @@ class AsyncRemoteSubscription:
         if isinstance(parsed, SubscriptionEnded):
             self.closed = True
 
-    async def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
+    async def wait(self, timeout: Seconds | None = None) -> list[ChannelEvent]:
         """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
         while not self._ready and not self.closed:
             event = await self._events.next(timeout)
@@ -706,10 +760,11 @@ class AsyncEvents:
     ) -> None:
         await self.close()
 
-    async def next(self, timeout: float | None) -> ServerEvent | None:
+    async def next(self, timeout: Seconds | None) -> ServerEvent | None:
         """Return the next event; None where none came in time. Raises ServerUnreachable once the stream has ended."""
         loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
+        limit_s = seconds("timeout", timeout)
+        until = None if limit_s is None else loop.time() + limit_s
         while not self._ready:
             # The read goes on over a timeout: a piece that arrives at that moment is not lost.
             if self._reading is None:

@@ -20,16 +20,17 @@ saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from tidelog.channels import membership, rules
 from tidelog.channels.channel_state import Ack, ChannelState, PublishFuture, Subscription
 from tidelog.channels.manager import ChannelManager, validate_payload
-from tidelog.channels.rules import Operator, User
+from tidelog.channels.rules import ChannelSettings, Operator, User
 from tidelog.channels.store import Message, MessageLog
 from tidelog.disk.process import defer_signals_in
 from tidelog.errors import BadInput, ChannelNotFound, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.small_files import ChannelConfig, ChannelMeta
+from tidelog.times import Time, fields_in_ms, time_ms
 
 HISTORY_BYTES_MAX = 4 << 20  # of payloads in one page
 
@@ -75,9 +76,10 @@ class Channel:
 
     # ── members ───────────────────────────────────────────────────────────────────────────────
 
-    def join(self, **config: object) -> Channel:
+    def join(self, **config: Unpack[ChannelSettings]) -> Channel:
         """Become a member. The first member creates the channel with the given settings and owns it."""
-        membership.join(self._manager, self.name, self._require_user("join"), config=config, source=self._source)
+        settings = fields_in_ms(config)
+        membership.join(self._manager, self.name, self._require_user("join"), config=settings, source=self._source)
         return self
 
     def leave(self) -> str | None:
@@ -117,9 +119,10 @@ class Channel:
         meta = self._visible_meta()
         return ChannelInfo(meta.handler, meta.owner, meta.config, meta.members)
 
-    def configure(self, /, **changes: object) -> ChannelConfig:
+    def configure(self, /, **changes: Unpack[ChannelSettings]) -> ChannelConfig:
         """Change settings and return all of them; owner only. Settings that are not named keep their values."""
-        return membership.configure(self._manager, self.name, self.user, changes, source=self._source).config
+        settings = fields_in_ms(changes)
+        return membership.configure(self._manager, self.name, self.user, settings, source=self._source).config
 
     def acl(self, kind: str) -> tuple[str, ...]:
         """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
@@ -161,6 +164,7 @@ class Channel:
     def submit(self, payloads: Sequence[bytes], *, qos: int = 1) -> PublishFuture:
         """`publish_many` for an event loop: accepted on return. `PublishFuture.wait` or, for qos 0, `deliver`, called
         in another thread, commits it; otherwise the next tick delivers it."""
+        rules.check_payloads(payloads)
         manager, channel, user = self._manager, rules.check_channel(self.name), self._require_user("publish")
         rules.check_user(user)
         if qos not in (0, 1) or isinstance(qos, bool):
@@ -214,14 +218,16 @@ class Channel:
         *,
         last: int | None = None,
         newest: int | None = None,
-        since_ms: int | None = None,
-        until_ms: int | None = None,
+        since_ms: Time | None = None,
+        until_ms: Time | None = None,
         limit: int | None = None,
         skip_damage: bool = False,
     ) -> HistoryPage:
         """Return a page of delivered messages, oldest first: from a seq, the newest n, or from a time; up to a seq or a
         time. For members who may read. A start before the oldest kept message is moved there. At most `history_max`,
         or `limit`, messages."""
+        since_ms = None if since_ms is None else time_ms("since_ms", since_ms)
+        until_ms = None if until_ms is None else time_ms("until_ms", until_ms)
         _check_range(first, last, newest, since_ms, until_ms, limit)
         page_max = self._manager.limits.history_max
         count = min(limit or page_max, newest or page_max, page_max)

@@ -50,6 +50,7 @@ from tidelog.errors import (
     WriteFailed,
 )
 from tidelog.formats.small_files import ChannelMeta, decode_cursor, encode_cursor
+from tidelog.times import Seconds, seconds
 from tidelog.wal import CommitFuture, GroupCommit
 
 PresenceKind: TypeAlias = Literal["joined", "left", "deleted", "reconfigured"]
@@ -115,6 +116,9 @@ class Subscription:
         self._needs_wake = True
         self._event: Event | None = None
 
+    def __repr__(self) -> str:
+        return f"<subscription of channel {self.channel!r}{', closed' if self.closed else ''}>"
+
     # ── called by the channel with its lock ───────────────────────────────────────────────────
 
     def enqueue(self, events: Sequence[ChannelEvent]) -> EndReason | None:
@@ -166,8 +170,9 @@ class Subscription:
                 self._needs_wake = False
         return events
 
-    def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
+    def wait(self, timeout: Seconds | None = None) -> list[ChannelEvent]:
         """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
+        timeout = seconds("timeout", timeout)
         event = self._event = self._event or Event()
         while True:
             event.clear()
@@ -390,7 +395,7 @@ class ChannelState:
             "the history before you publish it again"
         )
 
-    def in_doubt(self, timeout: float | None) -> InDoubt:
+    def in_doubt(self, timeout: Seconds | None) -> InDoubt:
         """The error of a publisher that stops waiting."""
         return InDoubt(
             f"{self.handler}: no outcome within {timeout} s; the message may still be delivered, check the history "

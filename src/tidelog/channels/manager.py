@@ -215,6 +215,9 @@ class ChannelManager:
         if self.limits.auth:
             self._restore()
 
+    def __repr__(self) -> str:
+        return f"<channels of {self.store.root!r}>"
+
     def on_fork(self, pid: int) -> None:
         """Disable this object in a forked child: using a channel raises Forked; the parent keeps the files."""
         self._opener_pid, self._closed = pid, True

@@ -27,16 +27,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
 from tidelog.errors import AlreadyMember, BadInput, ChannelFull, Forbidden, NotMember, TooLarge, WrongType
-from tidelog.formats.small_files import AclKind, ChannelAcl, ChannelConfig, ChannelMeta
+from tidelog.formats.small_files import AclKind, ChannelAcl, ChannelConfig, ChannelMeta, ChannelType
+from tidelog.times import Duration
 
 USER_BYTES_MAX: Final = 510  # the limit of the message log's format
 _NAME_CACHE_ENTRIES: Final = 1 << 14  # each publish checks the same few names again
@@ -98,6 +99,12 @@ def check_entry(name: object) -> str:
     if isinstance(name, str) and (is_user(name) or is_domain(name)):
         return name
     raise BadInput(f"{_quote_short(name)} is neither a user (user@domain) nor a domain; nothing was changed")
+
+
+def check_payloads(payloads: object) -> None:
+    """Raise BadInput unless this is a list of payloads."""
+    if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
+        raise BadInput(f"payloads are a list of bytes, not {payloads!r:.80}; nothing was written")
 
 
 @lru_cache(_NAME_CACHE_ENTRIES)
@@ -240,6 +247,19 @@ class Operator:
 
 
 OPERATOR: Final = Operator()
+
+
+class ChannelSettings(TypedDict, total=False):
+    """The settings of a channel by name, as callers give them: a misspelt one fails type checks."""
+
+    max_clients: int
+    max_payload_size: int
+    max_persist_messages: int
+    persist: bool
+    message_flush_interval: Duration
+    type: ChannelType
+
+
 User: TypeAlias = str | Operator
 
 

@@ -15,7 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tidelog import protocols
 from tidelog.channels import (
@@ -28,7 +28,7 @@ from tidelog.channels import (
     Presence,
 )
 from tidelog.channels.narwhal_data import export_narwhal, read_channels, write_channels
-from tidelog.channels.rules import ACL_KINDS, ChannelLimits
+from tidelog.channels.rules import ACL_KINDS, ChannelLimits, ChannelSettings
 from tidelog.cli import target
 from tidelog.cli.command import (
     DATABASE,
@@ -47,6 +47,7 @@ from tidelog.cli.command import (
 from tidelog.cli.log import acked_fields, describe_written, read_lines, stdin_source
 from tidelog.cli.render import Screen, bytes_field, plural
 from tidelog.client import KEY_USER, RemoteDatabase
+from tidelog.client.database import list_channels
 from tidelog.database import Database
 from tidelog.errors import BadInput, ChannelNotFound, Error, FifoEmpty, Forbidden, NotPersistent, WrongType
 
@@ -76,7 +77,7 @@ def _rows(database: protocols.Database) -> tuple[list[dict[str, Any]], dict[str,
     """Return a row of each channel, and why others cannot be read."""
     user: Any
     if isinstance(database, RemoteDatabase):
-        listed, unreadable, user = database.channel_rows()
+        listed, unreadable, user = list_channels(database)
     else:
         assert isinstance(database, Database), "a directory"
         states = [database.channel(name).state() for name in database.channels.channel_names()]
@@ -198,7 +199,7 @@ def create(args: Namespace, screen: Screen) -> int:
     name = args.channel
     with target.open_target(args, screen, write=True, create=True) as database:
         channel = database.channel(name, user=args.user)
-        channel.join(**{"persist": True} | dict(args.settings))
+        channel.join(**cast(ChannelSettings, {"persist": True, **dict(args.settings)}))
         fields = _info_fields(channel.state())
     action = "joined" if len(fields["members"]) > 1 else "created"
     screen.print_result(fields, f"{action} {name}, a {fields['type']} channel, owned by {fields['owner']}")

@@ -275,9 +275,9 @@ class AsyncClient:
         return Response(connection.status, connection.headers, content, elapsed_ms, connection.is_repetition)
 
     async def _send(self, request: Request, progress: _Progress, *, new: bool = False) -> _Connection:
+        target, headers = self.core.head(request)  # raises for an argument that cannot be sent
         connection = await self._take_connection(new)
         connection.is_repetition = new
-        target, headers = self.core.head(request)
         address = self.core.address
         lines = [f"{request.method} {target} HTTP/1.1", f"Host: {address.host}:{address.port}"]
         if request.chunks is not None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 from urllib.parse import quote, urlencode
 
 from tidelog.api_types import PUBLISH_MESSAGES_MAX
 from tidelog.channels import Ack, ChannelConfig, ChannelInfo, HistoryPage, Message, Operator
-from tidelog.channels.rules import check_channel
+from tidelog.channels.rules import ChannelSettings, check_channel, check_payloads
 from tidelog.client.core import Call, Request
 from tidelog.client.wire import encode_json
+from tidelog.engine.batch_encoder import check_text
 from tidelog.errors import BadInput, BatchTooLarge
+from tidelog.times import Time, fields_in_ms, time_ms
 
 _MEMBERS_PAGE_SIZE: Final = 100
 
@@ -43,6 +45,9 @@ class ChannelCalls:
             self._identity_query["user_token"] = token
 
     def path(self, verb: str = "", **query: object) -> str:
+        for name, value in query.items():
+            if isinstance(value, str):
+                check_text(name, value)
         parameters = self._identity_query | {name: str(value) for name, value in query.items() if value is not None}
         rest = f"?{urlencode(parameters)}" if parameters else ""
         return f"/v0/channels/{quote(self.name, safe='')}{verb}{rest}"
@@ -59,9 +64,9 @@ class ChannelCalls:
 
     # ── members ───────────────────────────────────────────────────────────────────────────────
 
-    def join(self, /, **config: object) -> Call[None]:
+    def join(self, /, **config: Unpack[ChannelSettings]) -> Call[None]:
         self._require_user("join")
-        yield from self._post("/join", {"config": config})
+        yield from self._post("/join", {"config": fields_in_ms(config)})
 
     def leave(self) -> Call[str | None]:
         self._require_user("leave")
@@ -90,11 +95,12 @@ class ChannelCalls:
                 break
         return ChannelInfo(fields["channel"], fields["owner"], _parse_config(fields), names)
 
-    def configure(self, /, **changes: object) -> Call[ChannelConfig]:
-        request = Request("PUT", self.path(create="false"), encode_json(changes), retry_safe=True)
+    def configure(self, /, **changes: Unpack[ChannelSettings]) -> Call[ChannelConfig]:
+        request = Request("PUT", self.path(create="false"), encode_json(fields_in_ms(changes)), retry_safe=True)
         return _parse_config((yield request).json())
 
     def acl(self, kind: str) -> Call[tuple[str, ...]]:
+        check_text("the kind of an access list", kind)
         lists = (yield from self._get("/acl"))["acl"]
         if kind not in lists:
             raise BadInput(f"{kind!r:.80} is no access list, there are join, publish and read; nothing was done")
@@ -122,6 +128,7 @@ class ChannelCalls:
         self._require_user("publish")
         if qos not in (0, 1) or isinstance(qos, bool):
             raise BadInput(f"qos must be 0 or 1, not {qos!r}; nothing was written")
+        check_payloads(payloads)
         if len(payloads) > PUBLISH_MESSAGES_MAX:
             raise BatchTooLarge("messages", count=len(payloads), limit=PUBLISH_MESSAGES_MAX)
         messages = [{"payload_base64": _encode_payload(payload)} for payload in payloads]
@@ -137,12 +144,14 @@ class ChannelCalls:
         *,
         last: int | None = None,
         newest: int | None = None,
-        since_ms: int | None = None,
-        until_ms: int | None = None,
+        since_ms: Time | None = None,
+        until_ms: Time | None = None,
         limit: int | None = None,
     ) -> Call[HistoryPage]:
+        since = None if since_ms is None else time_ms("since_ms", since_ms)
+        until = None if until_ms is None else time_ms("until_ms", until_ms)
         page = yield from self._get(
-            "/history", first=first, last=last, newest=newest, since=since_ms, until=until_ms, limit=limit
+            "/history", first=first, last=last, newest=newest, since=since, until=until, limit=limit
         )
         messages = [parse_message(message) for message in page["messages"]]
         return HistoryPage(messages, page["next_seq"], page["first_seq"], page["last_seq"])
@@ -173,6 +182,7 @@ class ChannelCalls:
         return cleared
 
     def length(self) -> Call[int]:
+        """Return the number of waiting messages of a fifo channel; owner only."""
         waiting: int = (yield from self._get())["waiting"]
         return waiting
 

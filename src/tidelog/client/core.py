@@ -72,9 +72,12 @@ class Request:
 
     def target(self, base: str) -> str:
         given = {name: value for name, value in self.query.items() if value is not None}
-        text = urlencode(
-            {name: _flag(value) if isinstance(value, bool) else value for name, value in given.items()}, True
-        )
+        try:
+            text = urlencode(
+                {name: _flag(value) if isinstance(value, bool) else value for name, value in given.items()}, True
+            )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise BadInput(f"an argument has a type that cannot be sent ({error}); nothing was done") from None
         return f"{base}{self.path}{'&' if '?' in self.path else '?'}{text}" if text else base + self.path
 
 

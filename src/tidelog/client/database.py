@@ -12,11 +12,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import pyarrow as pa
 
-from tidelog import database
+from tidelog import database, frames
 from tidelog.addresses import Location
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import (
@@ -26,6 +38,7 @@ from tidelog.channels import (
     Presence,
     SubscriptionEnded,
 )
+from tidelog.channels.rules import ChannelSettings
 from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser, KeyUser, parse_message
 from tidelog.client.core import REQUEST_TIMEOUT_S, Call
 from tidelog.client.database_calls import DatabaseCalls
@@ -53,16 +66,25 @@ from tidelog.engine import (
     TopicConfig,
     follow,
 )
+from tidelog.engine.config import TopicFields
 from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
-from tidelog.engine.groups import CommitMode, GroupBatch, consume_group, follow_group
+from tidelog.engine.groups import CommitMode, GroupBatch, GroupList, consume_group, follow_group
 from tidelog.engine.producer import Producer
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.worker import Worker, worker_for
 from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
-from tidelog.engine.read import ExcludedNodes, OnGap
+from tidelog.engine.read import ExcludedNodes, OnGap, parse_nodes
+from tidelog.engine.typed import TypedTopic
 from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
+from tidelog.times import Duration, Seconds, Time, duration_ms, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from tidelog.datasets import TopicDataset
 
 __all__ = [
     "KEY_USER",
@@ -77,6 +99,7 @@ __all__ = [
 ]
 
 RETRY_S: Final = 30.0  # less than the two minutes for which a topic remembers the key of a write
+_DAY_S: Final = 86_400
 _RECORD_CHUNK_BYTES: Final = 1 << 20
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -122,7 +145,7 @@ def documented_by(embedded: type) -> Callable[[ClassT], ClassT]:
 
 
 def connect(
-    url: str, *, key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S, retry_s: float = RETRY_S
+    url: str, *, key: str | None = None, timeout_s: Seconds = REQUEST_TIMEOUT_S, retry_s: Seconds = RETRY_S
 ) -> RemoteDatabase:
     """Connect to a server and return its database: the methods, results and errors of `tidelog.open`.
 
@@ -134,17 +157,20 @@ def connect(
         timeout_s: how long one request may take.
         retry_s: how long a request is repeated before its error is raised; 0: not at all.
     """
-    check_seconds(timeout_s=timeout_s, retry_s=retry_s)
-    with Client(url, key=key, timeout_s=timeout_s) as probe:
+    limit_s, retry_ms = parse_limits(timeout_s, retry_s)
+    with Client(url, key=key, timeout_s=limit_s) as probe:
         probe.call(DatabaseCalls().check_server())
-    return RemoteDatabase(Client(url, key=key, timeout_s=timeout_s, retry_ms=int(retry_s * 1000)))
+    return RemoteDatabase(Client(url, key=key, timeout_s=limit_s, retry_ms=retry_ms))
 
 
-def check_seconds(**given: object) -> None:
-    for name, value in given.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= float(value) <= 86_400 or (name == "timeout_s" and not value):  # type: ignore[arg-type]
-            raise BadInput(f"{name} is a number of seconds, not {value!r:.80}; nothing was done")
+def parse_limits(timeout_s: Seconds, retry_s: Seconds) -> tuple[float, int]:
+    """Return how long a request may take, in seconds, and how long it is repeated, in milliseconds."""
+    limit_s, repeat_s = (seconds(name, given) for name, given in (("timeout_s", timeout_s), ("retry_s", retry_s)))
+    if limit_s is None or not 0 < limit_s <= _DAY_S:
+        raise BadInput(f"timeout_s is a number of seconds, not {timeout_s!r:.80}; nothing was done")
+    if repeat_s is None or not 0 <= repeat_s <= _DAY_S:
+        raise BadInput(f"retry_s is a number of seconds, not {retry_s!r:.80}; nothing was done")
+    return limit_s, int(repeat_s * 1000)
 
 
 def open_location(location: Location, *, read_only: bool = False) -> Database | RemoteDatabase:
@@ -163,6 +189,9 @@ class RemoteChannels(RemoteObject[DatabaseCalls]):
     def __init__(self, client: Client) -> None:
         self._client, self._calls = client, DatabaseCalls()
 
+    def __repr__(self) -> str:
+        return f"<channels of {self._client.url}>"
+
     channel_names = blocking(DatabaseCalls.channel_names)
 
 
@@ -175,6 +204,10 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
 
     def __repr__(self) -> str:
         return f"<database of {self._client.url}>"
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a topic of this name."""
+        return isinstance(name, str) and self.find(name) is not None
 
     def __enter__(self) -> Self:
         return self
@@ -190,21 +223,21 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
 
     # ── topics and queues ─────────────────────────────────────────────────────────────────────
 
-    def topic(self, /, name: str, *, create: bool = True, **config: object) -> RemoteTopic:
+    def topic(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> RemoteTopic:
         """Return the topic of this name; create it if there is none. Given config fields are set, others stay. With
         `create=False` and no fields this sends no request: a missing topic raises at its first use."""
         if create or config:
-            self._run(TopicCalls(name).ensure(create=create, fields=config))
+            self._run(TopicCalls(name).ensure(create=create, fields=dict(config)))
         return RemoteTopic(self._client, name)
 
-    def queue(self, /, name: str, *, create: bool = True, **config: object) -> RemoteQueue:
+    def queue(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> RemoteQueue:
         """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
         if create or config:
-            self._run(ensure_queue(name, create, config))
+            self._run(ensure_queue(name, create, dict(config)))
         return RemoteQueue(self._client, name)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[RemoteTopic, bool]:
-        created = self._run(self._calls.configure(name, dict(fields)))
+        created = self._run(self._calls.configure(name, fields))
         return RemoteTopic(self._client, name), created
 
     def find(self, name: str) -> RemoteTopic | None:
@@ -231,7 +264,6 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
     recall = blocking(DatabaseCalls.recall)
     claim_cold_store = blocking(DatabaseCalls.claim_cold_store)
     backup = blocking(DatabaseCalls.backup)
-    channel_rows = blocking(DatabaseCalls.channel_rows)
 
     @property
     def channels(self) -> RemoteChannels:
@@ -246,6 +278,12 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
     def backups(self, target: str | None = None) -> dict[str, Any]:
         """The backups of a target of the server."""
         return self._client.get("/v0/backups", target=target)
+
+
+def list_channels(database: RemoteDatabase) -> tuple[list[dict[str, Any]], dict[str, str], ChannelUser]:
+    """Return the channels of a server with their state, those that cannot be read and why, and the user who may read
+    them; for the command line."""
+    return database._run(database._calls.channel_rows())
 
 
 def ensure_queue(name: str, create: bool, config: dict[str, object]) -> Call[None]:
@@ -319,6 +357,13 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     append = blocking(TopicCalls.append)
     append_stream = blocking(TopicCalls.append_stream)
     append_arrow = blocking(TopicCalls.append_arrow)
+
+    def append_pandas(self, frame: pd.DataFrame, *, key: str | None = None) -> Appended:
+        return self.append_arrow(frames.from_pandas(frame), key=key)
+
+    def append_polars(self, frame: pl.DataFrame, *, key: str | None = None) -> Appended:
+        return self.append_arrow(frames.from_polars(frame), key=key)
+
     append_numbered = blocking(TopicCalls.append_numbered)
 
     def producer(
@@ -343,6 +388,9 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     simulate_retention = blocking(TopicCalls.simulate_retention)
     read = blocking(TopicCalls.read)
     to_arrow = blocking(TopicCalls.to_arrow)
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
     seek = blocking(TopicCalls.seek)
     gaps = blocking(TopicCalls.gaps)
 
@@ -351,7 +399,7 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
@@ -364,24 +412,24 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[Page]: ...
 
     def follow(
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int | None = None,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[Record | Gap] | Iterator[Page]:
         options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
         return follow.follow(self, from_seq, batch, **options)
@@ -390,11 +438,11 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[pa.RecordBatch | Gap]:
         cursor = FollowCursor(
             self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
@@ -405,6 +453,10 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         """Yield all records that exist now."""
         return self.follow(timeout=0.0, on_gap="skip")
 
+    def __contains__(self, seq: object) -> bool:
+        """Whether there is a live record of this seq."""
+        return self._run(self._calls.contains(seq))
+
     def scan(
         self,
         from_seq: int = 0,
@@ -413,8 +465,24 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         nodes: ExcludedNodes = frozenset(),
         limit: int = SEQ_MAX,
         strong: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> RemoteScan:
-        return RemoteScan(self._client, self._calls, ScanCursor(from_seq, to_seq, nodes, limit, strong))
+        return RemoteScan(self._client, self._calls, ScanCursor(from_seq, to_seq, nodes, limit, strong, columns))
+
+    def to_dataset(
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        since: Time | None = None,
+        until: Time | None = None,
+        node: str | Sequence[str] | None = None,
+        strong: bool = False,
+    ) -> TopicDataset:
+        from tidelog.datasets import TopicDataset
+
+        nodes = parse_nodes(node)
+        return TopicDataset(self, from_seq, to_seq, since=since, until=until, nodes=nodes, strong=strong)
 
     def open_record(self, seq: int, *, strong: bool = False) -> RecordReader:
         head = self._run(self._calls.record_head(seq, strong=strong))
@@ -436,6 +504,9 @@ class RemoteTopic(RemoteObject[TopicCalls]):
         table = RemoteLatestTable(self._client, self._calls, prefix)
         return table if key is None else table.get(key)
 
+    def typed(self, kind: type[T]) -> TypedTopic[T]:
+        return TypedTopic(self, kind)
+
     def queue(self) -> RemoteQueue:
         self._run(self._calls.check_queue())
         return RemoteQueue(self._client, self.name)
@@ -443,8 +514,9 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     def group(self, name: str) -> RemoteGroup:
         return RemoteGroup(self._client, self.name, name)
 
-    def groups(self) -> list[RemoteGroup]:
-        return [self.group(state.group) for state in self._run(list_groups(self._calls))]
+    def groups(self) -> GroupList[RemoteGroup]:
+        states = self._run(list_groups(self._calls))
+        return GroupList([self.group(state.group) for state in states], states)
 
     def segments(self, *, strong: bool = False) -> RemoteSegmentList:
         listing = self._run(self._calls.list_segments(strong=strong))
@@ -460,6 +532,9 @@ class RemoteScan:
     def __init__(self, client: Client, calls: TopicCalls, cursor: ScanCursor) -> None:
         self._client, self._calls, self._cursor = client, calls, cursor
         self._first = client.call(calls.scan_page(cursor))
+
+    def __repr__(self) -> str:
+        return f"<scan of topic {self._calls.name!r}, after {self.next_from_seq}>"
 
     @property
     def gap(self) -> Gap | None:
@@ -503,6 +578,9 @@ class RemoteLatestTable:
             raise BadInput("the prefix of a key is text; nothing was read")
         self._client, self._calls, self._prefix = client, calls, prefix
 
+    def __repr__(self) -> str:
+        return f"<latest records of {self._calls.name!r}>"
+
     def get(self, key: str) -> Record | None:
         """Return the newest record of a key; None if the key is not in the table."""
         return self._client.call(self._calls.latest_record(key, self._prefix))
@@ -525,6 +603,10 @@ class RemoteLatestTable:
     def to_arrow(self) -> pa.Table:
         """Return the table: the columns of `Topic.to_arrow` after a column `key`, ordered by seq."""
         return self._client.call(self._calls.latest_table(self._prefix))
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,6 +701,7 @@ class RemoteGroup(RemoteObject[GroupCalls]):
 
     @property
     def name(self) -> str:
+        """Its name in the topic."""
         return self._calls.name
 
     @property
@@ -646,18 +729,18 @@ class RemoteGroup(RemoteObject[GroupCalls]):
         *,
         commit: CommitMode = "batch",
         limit: int = 256,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
     ) -> Iterator[Record | Gap]:
         return follow_group(self, commit, limit, timeout, on_gap)
 
     def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
     ) -> Iterator[GroupBatch]:
         return consume_group(self, consumer, batch, lease_ms, timeout)
 
     def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> GroupBatch | None:
         claimed = self._run(self._calls.claim(consumer, limit, lease_ms, timeout))
         if claimed is None:
@@ -702,6 +785,7 @@ class RemoteQueue(RemoteObject[QueueCalls]):
 
     @property
     def name(self) -> str:
+        """The name of its topic."""
         return self._calls.name
 
     @property
@@ -721,9 +805,9 @@ class RemoteQueue(RemoteObject[QueueCalls]):
     redrive = blocking(QueueCalls.redrive)
 
     def work(
-        self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
+        self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> Iterator[Job]:
-        query = {"node": node, "max": most, "lease_ms": lease_ms}
+        query = {"node": node, "max": most, "lease_ms": None if lease_ms is None else duration_ms("lease_ms", lease_ms)}
         while True:
             with EventStream(self._client, self._calls.work_path(), query) as events:
                 while (event := events.next(timeout)) is not None:
@@ -752,8 +836,14 @@ class RemoteHistory(RemoteObject[QueueCalls]):
     def __init__(self, client: Client, calls: QueueCalls) -> None:
         self._client, self._calls = client, calls
 
+    def __repr__(self) -> str:
+        return f"<history of queue {self._calls.name!r}>"
+
     read = blocking(QueueCalls.read_history)
     to_arrow = blocking(QueueCalls.history_table)
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
 
 # ── channels ──────────────────────────────────────────────────────────────────────────────────────
@@ -776,13 +866,15 @@ class RemoteChannel(RemoteObject[ChannelCalls]):
 
     @property
     def name(self) -> str:
+        """The name of the channel."""
         return self._calls.name
 
     @property
     def user(self) -> ChannelUser:
+        """The user that the calls act as."""
         return self._calls.user
 
-    def join(self, **config: object) -> RemoteChannel:
+    def join(self, **config: Unpack[ChannelSettings]) -> RemoteChannel:
         self._run(self._calls.join(**config))
         return self
 
@@ -828,6 +920,9 @@ class RemoteSubscription:
         if first is not None and first.kind != "subscribed":
             self._accept(first)
 
+    def __repr__(self) -> str:
+        return f"<subscription of channel {self.channel!r}{', closed' if self.closed else ''}>"
+
     def _accept(self, event: ServerEvent) -> None:
         parsed = parse_channel_event(event)
         if parsed is not None:
@@ -843,7 +938,7 @@ class RemoteSubscription:
         taken, self._ready = self._ready[:count], self._ready[count:]
         return taken
 
-    def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
+    def wait(self, timeout: Seconds | None = None) -> list[ChannelEvent]:
         """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
         while not (events := self.take()) and not self.closed:
             event = self._events.next(timeout)

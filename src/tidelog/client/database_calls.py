@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from itertools import islice
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 
@@ -14,10 +13,10 @@ from tidelog.channels import OPERATOR
 from tidelog.client.channel_calls import KEY_USER, ChannelUser
 from tidelog.client.core import Call, Request
 from tidelog.client.topic_calls import TopicCalls, read_gaps
-from tidelog.client.wire import encode_json, parse_topic_info
-from tidelog.engine import Corruption, GapEntries, HealthState, TaskState, TopicInfo
+from tidelog.client.wire import encode_json, parse_topic_info, quote_name
+from tidelog.engine import Corruption, GapEntries, HealthState, TaskState, TopicConfig, TopicInfo
 from tidelog.engine.backup_target import BackupInfo
-from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.batch_encoder import check_int, check_text
 from tidelog.engine.erase import ChainCheck, ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT
 from tidelog.engine.rewrite import RewriteResult
@@ -25,6 +24,7 @@ from tidelog.engine.routing.router import Guarantee, RouterState, check_router_n
 from tidelog.engine.tiers import Moved, SegmentPlace, TierStatus
 from tidelog.errors import Forbidden, RouterNotFound, Unavailable
 from tidelog.formats.frame import SEQ_MAX
+from tidelog.times import Time
 
 _PAGE_ROWS: Final = 1_000
 _LONG_WORK_S: Final = 3_600.0
@@ -70,8 +70,9 @@ class DatabaseCalls:
                 raise  # a key without the scope read may still write
         return str(body["version"])
 
-    def configure(self, name: str, fields: dict[str, object]) -> Call[bool]:
+    def configure(self, name: str, fields: Mapping[str, object]) -> Call[bool]:
         """Set the whole config of a topic; return whether it was created."""
+        TopicConfig.make(fields)
         return (yield from TopicCalls(name).put_config(dict(fields)))
 
     def names(self) -> Call[list[str]]:
@@ -79,6 +80,8 @@ class DatabaseCalls:
         return [row["topic"] for row in rows]
 
     def topics(self, prefix: str = "", *, after: str = "", limit: int | None = None) -> Call[list[TopicInfo]]:
+        check_text("prefix", prefix)
+        check_text("after", after)
         if limit is not None:
             check_int("limit", limit, 1, SEQ_MAX)
         cursor = encode_page_cursor(after) if after else None
@@ -92,11 +95,12 @@ class DatabaseCalls:
     def gaps(
         self,
         topic: str | None = None,
-        from_ms: int | None = None,
+        from_ms: Time | None = None,
         limit: int = GAPS_LIMIT_DEFAULT,
         *,
         after_seq: int = 0,
     ) -> Call[GapEntries]:
+        check_int("after_seq", after_seq, 0, SEQ_MAX)
         path = "/v0/gaps" if topic is None else TopicCalls(topic).path("/gaps")
         return (yield from read_gaps(path, from_ms, limit, after_seq))
 
@@ -231,7 +235,7 @@ def parse_backup(row: dict[str, Any]) -> BackupInfo:
 
 
 def _router_path(name: str) -> str:
-    return f"/v0/routers/{quote(name, safe='')}"
+    return f"/v0/routers/{quote_name('the name of a router', name)}"
 
 
 def _parse_router(row: dict[str, Any]) -> RouterState:

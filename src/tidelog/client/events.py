@@ -21,6 +21,7 @@ from tidelog.client.core import ServerUnreachable
 from tidelog.client.http import Client
 from tidelog.engine.batch_encoder import from_json
 from tidelog.errors import Error
+from tidelog.times import Seconds, seconds
 
 _READ_BYTES: Final = 64 << 10
 _QUEUED_EVENTS_MAX: Final = 2_048
@@ -106,8 +107,9 @@ class EventStream:
     def _lost(self, reason: str) -> ServerUnreachable:
         return self._client.core.errors.lost(reason)
 
-    def next(self, timeout: float | None) -> ServerEvent | None:
+    def next(self, timeout: Seconds | None) -> ServerEvent | None:
         """Return the next event; None where none came in time. Raises ServerUnreachable once the stream has ended."""
+        timeout = seconds("timeout", timeout)
         try:
             found = self._events.get(timeout=timeout) if timeout is None or timeout > 0 else self._events.get_nowait()
         except Empty:

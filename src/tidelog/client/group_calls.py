@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 from tidelog.api_types import READ_LIMIT_MAX
@@ -13,6 +14,7 @@ from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState
 from tidelog.engine.groups import ResetTarget, check_group_name, timestamp_ms
 from tidelog.errors import BadInput, CursorConflict, GroupNotFound
+from tidelog.times import Duration, Seconds, duration_ms, seconds, time_ms
 
 _FETCH_BYTES: Final = 1 << 20
 
@@ -41,7 +43,7 @@ class GroupCalls:
     def exists(self) -> Call[bool]:
         return (yield from self.state()).last_commit_ms is not None
 
-    def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Call[Page]:
+    def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0, node: str | list[str] | None = None) -> Call[Page]:
         try:
             return (yield from self._topic.read_page(self._path("/fetch"), {}, limit, node, _FETCH_BYTES, timeout))
         except GroupNotFound:
@@ -83,12 +85,17 @@ class GroupCalls:
         return created
 
     def claim(
-        self, consumer: str, limit: int, lease_ms: int, timeout: float | None
+        self, consumer: str, limit: int, lease_ms: Duration, timeout: Seconds | None
     ) -> Call[tuple[int, int, Page] | None]:
         """Lease the next records; return the lease's id, its first seq and the records."""
         check_int("limit", limit, 1, SEQ_MAX)
-        left_ms = None if timeout is None else max(int(timeout * 1000), 0)
-        body: dict[str, object] = {"consumer": consumer, "limit": min(limit, READ_LIMIT_MAX), "lease_ms": lease_ms}
+        timeout_s = seconds("timeout", timeout)
+        left_ms = None if timeout_s is None else max(int(timeout_s * 1000), 0)
+        body: dict[str, object] = {
+            "consumer": consumer,
+            "limit": min(limit, READ_LIMIT_MAX),
+            "lease_ms": duration_ms("lease_ms", lease_ms),
+        }
         while True:
             wait_ms = POLL_MS if left_ms is None else min(left_ms, POLL_MS)
             content = encode_json(body | {"include_tags": True, "include_counts": True, "wait_ms": wait_ms})
@@ -106,8 +113,8 @@ class GroupCalls:
     def release(self, consumer: str, lease_id: int) -> Call[bool]:
         return (yield from self._settle("/release", consumer, lease_id))
 
-    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> Call[bool]:
-        return (yield from self._settle("/extend", consumer, lease_id, lease_ms=lease_ms))
+    def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> Call[bool]:
+        return (yield from self._settle("/extend", consumer, lease_id, lease_ms=duration_ms("lease_ms", lease_ms)))
 
     def _settle(self, verb: str, consumer: str, lease_id: int, **more: int) -> Call[bool]:
         done = yield from self._post(verb, {"consumer": consumer, "lease_ids": [lease_id], **more})
@@ -149,11 +156,11 @@ def parse_group(row: dict[str, Any]) -> GroupState:
 
 def _position(to: object) -> object:
     """A position as the wire has it."""
-    if isinstance(to, timestamp_ms):
-        return {"ts": int(to)}
+    if isinstance(to, timestamp_ms | datetime):
+        return {"ts": time_ms("a moment", to)}
     if to in ("earliest", "latest"):
         return to
     if isinstance(to, bool) or not isinstance(to, int):
-        raise BadInput(f"a group goes to earliest, latest, a seq or a timestamp_ms, not to {to!r:.80}")
+        raise BadInput(f"a group goes to earliest, latest, a seq, a datetime or a timestamp_ms, not to {to!r:.80}")
     check_int("seq", to, 0, SEQ_MAX)
     return to

@@ -17,7 +17,6 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from threading import Event, Lock
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -35,6 +34,7 @@ from tidelog.client.core import (
     RetryBackoff,
     Steps,
 )
+from tidelog.client.wire import quote_name
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
 from tidelog.errors import Unavailable
@@ -322,4 +322,4 @@ def _headers_of(response: HTTPResponse) -> dict[str, str]:
 
 
 def topic_path(topic: str, rest: str = "") -> str:
-    return f"/v0/topics/{quote(topic, safe='')}{rest}"
+    return f"/v0/topics/{quote_name('the name of a topic', topic)}{rest}"

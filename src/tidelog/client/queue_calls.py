@@ -16,11 +16,12 @@ from tidelog.engine import Appended, RedriveResult
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.queues import AckResult, ExtendResult, Job, QueueCounts
 from tidelog.engine.queues.dead_letter import describe_failure
-from tidelog.engine.queues.history import HISTORY_SCHEMA, rows_to_table
+from tidelog.engine.queues.history import TABLE_SCHEMA, rows_to_table
 from tidelog.engine.queues.jobs import PRIORITY_MAX, TIME_MS_MAX, lease_token, parse_lease_token
-from tidelog.engine.queues.queue import JobsOrSeqs, split_jobs
+from tidelog.engine.queues.queue import JobsOrSeqs, parse_schedule, split_jobs
 from tidelog.errors import BadInput, NotAQueue
 from tidelog.formats.frame import SEQ_MAX
+from tidelog.times import Duration, Time, duration_ms
 
 _HISTORY_PAGE_STEPS: Final = 10_000
 Ids = Sequence[int | None] | None
@@ -48,23 +49,20 @@ class QueueCalls:
         node: str | Sequence[str | None] | None = None,
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
-        run_at_ms: int | None = None,
-        delay_ms: int | None = None,
+        run_at_ms: Time | None = None,
+        delay_ms: Duration | None = None,
         priority: int = 0,
     ) -> Call[Appended]:
-        if run_at_ms is not None and delay_ms is not None:
-            raise BadInput("run_at_ms and delay_ms exclude each other; nothing was written")
         check_int("a priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
-        for what, value in (("run_at_ms", run_at_ms), ("delay_ms", delay_ms)):
-            if value is not None:
-                check_int(what, value, 0, TIME_MS_MAX)
-        schedule = {"run_at_ms": run_at_ms, "delay_ms": delay_ms or None, "priority": priority or None}
+        due_ms, wait_ms = parse_schedule(run_at_ms, delay_ms)
+        schedule = {"run_at_ms": due_ms, "delay_ms": wait_ms or None, "priority": priority or None}
         extra = {name: value for name, value in schedule.items() if value is not None}
         return (yield from self.topic.write(encode_records(records, tag=tag, node=node, meta=meta, extra=extra), key))
 
-    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Call[list[Job]]:
+    def claim(self, node: str, most: int = 1, lease_ms: Duration | None = None) -> Call[list[Job]]:
         check_int("most", most, 1, SEQ_MAX)
         if lease_ms is not None:
+            lease_ms = duration_ms("lease_ms", lease_ms)
             check_int("lease_ms", lease_ms, 0, TIME_MS_MAX)
         jobs: list[Job] = []
         while len(jobs) < most:
@@ -98,10 +96,11 @@ class QueueCalls:
         node: str,
         seqs: JobsOrSeqs,
         lease_ids: Ids = None,
-        delay_ms: int = 0,
+        delay_ms: Duration = 0,
         *,
         error: BaseException | str | None = None,
     ) -> Call[AckResult]:
+        delay_ms = duration_ms("delay_ms", delay_ms)
         check_int("delay_ms", delay_ms, 0, SEQ_MAX)
         more = {"delay_ms": delay_ms, "error": _error_fields(error)}
         return (yield from self._settle("nack", "nacked", node, seqs, lease_ids, **more))
@@ -122,7 +121,8 @@ class QueueCalls:
             skipped += result["skipped"]
         return AckResult(count, skipped, ready, in_flight)
 
-    def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> Call[ExtendResult]:
+    def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: Duration) -> Call[ExtendResult]:
+        lease_ms = duration_ms("lease_ms", lease_ms)
         check_int("lease_ms", lease_ms, 0, SEQ_MAX)
         count, skipped, deadlines = 0, list[int](), dict[int, int]()
         for part in _parts_of(*split_jobs(seqs, lease_ids)):
@@ -156,7 +156,7 @@ class QueueCalls:
         return steps
 
     def history_table(self) -> Call[pa.Table]:
-        tables = [HISTORY_SCHEMA.empty_table()]
+        tables = [TABLE_SCHEMA.empty_table()]
         from_seq = 0
         while page := (yield from self.read_history(from_seq, _HISTORY_PAGE_STEPS)):
             tables.append(rows_to_table([msgspec.json.encode(step) for step in page]))

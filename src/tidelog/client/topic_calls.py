@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
+from tidelog import frames
 from tidelog.api_types import (
     GAPS_LIMIT_MAX,
     READ_BYTES_MAX,
@@ -63,10 +64,12 @@ from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT
 from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.producer_queue import ProducerBatch
-from tidelog.engine.read import SCHEMA, parse_nodes
+from tidelog.engine.read import parse_nodes, table_metadata
 from tidelog.engine.rewrite import RewriteResult, RewrittenFile, SkippedSegment
 from tidelog.engine.segment import SizeCount
 from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
+from tidelog.formats.frame import TS_MS_MAX
+from tidelog.times import Duration, Seconds, Time, duration_ms, fields_in_ms, seconds, time_ms
 from tidelog.types import Buffer
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -83,6 +86,15 @@ class RecordHead(NamedTuple):
     xxh3: str
 
 
+class ListedSegment(NamedTuple):
+    """The seqs and the times of a segment."""
+
+    base: int
+    stop: int
+    first_ts: int
+    last_ts: int
+
+
 class ScanPage(NamedTuple):
     """One response of a bulk read."""
 
@@ -97,13 +109,22 @@ class ScanPage(NamedTuple):
 class ScanCursor:
     """The position of a bulk read, and what it has passed. It ends at the head that the first page had."""
 
-    def __init__(self, from_seq: int, to_seq: int | None, nodes: frozenset[bytes], limit: int, strong: bool) -> None:
+    def __init__(
+        self,
+        from_seq: int,
+        to_seq: int | None,
+        nodes: frozenset[bytes],
+        limit: int,
+        strong: bool,
+        columns: Sequence[str] | None = None,
+    ) -> None:
         check_int("from_seq", from_seq, 0, SEQ_MAX)
         if to_seq is not None:
             check_int("to_seq", to_seq, 0, SEQ_MAX)
         self.next_from_seq, self._to_seq, self._strong = from_seq, to_seq, strong
         self._nodes = sorted(node.decode() for node in nodes)
-        self._left = limit
+        check_int("limit", limit, 0, SEQ_MAX)
+        self._left, self._columns = limit, frames.check_columns(columns)
         self.gaps: list[Gap] = []
         self.counts = Counts()
         self.head_seq = self.earliest_seq = 0
@@ -123,7 +144,27 @@ class ScanCursor:
             "node": self._nodes or None,
             "consistency": "strong" if self._strong else None,
             "format": "arrow",
+            **self._hidden(),
         }
+
+    def _hidden(self) -> dict[str, object]:
+        """What the server does not have to send."""
+        wanted = frames.RECORD_SCHEMA.names if self._columns is None else self._columns
+        sent = {
+            "include_tags": "tag" in wanted,
+            "include_meta": "meta" in wanted,
+            "include_data": "data" in wanted or "json" in wanted,
+        }
+        return {name: False for name, is_sent in sent.items() if not is_sent}
+
+    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return frames.typed_records(batch if self._columns is None else batch.select(list(self._columns)))
+        except (KeyError, pa.ArrowException) as error:
+            raise Unavailable(
+                f"a page of records has other columns than expected ({error}); nothing was lost, use the client of the "
+                "server's version"
+            ) from None
 
     def accept(self, page: ScanPage) -> list[pa.RecordBatch]:
         """Move past a page and return its batches."""
@@ -137,7 +178,7 @@ class ScanCursor:
         self.next_from_seq = page.next_from_seq
         assert self._to_seq is not None, "set by the first page"
         self.is_done = is_stuck or self._left <= 0 or self.next_from_seq >= self._to_seq
-        return page.batches
+        return list(map(self._typed, page.batches))
 
 
 class TopicCalls:
@@ -273,7 +314,7 @@ class TopicCalls:
     def delete(
         self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None
     ) -> Call[Deleted]:
-        body = {"match": match, "before_seq": before_seq, "seqs": None if seqs is None else list(seqs)}
+        body = {"match": match, "before_seq": before_seq, "seqs": _seq_list(seqs)}
         done = yield from self._post("/delete", body)
         return Deleted(done["deleted"], done["earliest_seq"], done["head_seq"], done["count"], done["bytes"])
 
@@ -291,13 +332,15 @@ class TopicCalls:
         return RewriteResult(done["topic"], files, skipped)
 
     def erase(self, *, match: object = None, seqs: Sequence[int] | None = None) -> Call[ErasureReceipt]:
-        body = {"match": match, "seqs": None if seqs is None else list(seqs)}
+        body = {"match": match, "seqs": _seq_list(seqs)}
         done = yield from self._post("/erase", body, wait_s=_LONG_WORK_S)
         return msgspec.convert(done, ErasureReceipt)
 
     def redrive(
         self, *, to: str | None = None, match: object = None, rate: float | None = None, limit: int | None = None
     ) -> Call[RedriveResult]:
+        if limit is not None:
+            check_int("limit", limit, 0, SEQ_MAX)
         count, queues, skipped = 0, dict[str, int](), 0
         while True:
             page = _REDRIVE_PAGE_RECORDS if limit is None else min(limit - count, _REDRIVE_PAGE_RECORDS)
@@ -318,7 +361,7 @@ class TopicCalls:
         *,
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
-        timeout: float | None = 0.0,
+        timeout: Seconds | None = 0.0,
         strong: bool = False,
     ) -> Call[Page]:
         check_int("from_seq", from_seq, 0, SEQ_MAX)
@@ -332,13 +375,14 @@ class TopicCalls:
         limit: int,
         node: str | Sequence[str] | None,
         bytes_max: int,
-        timeout: float | None,
+        timeout: Seconds | None,
     ) -> Call[Page]:
         """Read the records after a cursor from a route of the server; wait for the first one."""
         check_int("limit", limit, 1, SEQ_MAX)
         check_int("bytes_max", bytes_max, 1, SEQ_MAX)
         parse_nodes(node)
-        left_ms = None if timeout is None else max(int(timeout * 1000), 0)
+        timeout_s = seconds("timeout", timeout)
+        left_ms = None if timeout_s is None else max(int(timeout_s * 1000), 0)
         body |= {
             "node": node_list(node),
             "limit": min(limit, READ_LIMIT_MAX),
@@ -385,19 +429,36 @@ class TopicCalls:
         from_seq: int = 0,
         to_seq: int | None = None,
         *,
+        since: Time | None = None,
+        until: Time | None = None,
+        columns: Sequence[str] | None = None,
+        filter: object = None,
         node: str | Sequence[str] | None = None,
         strong: bool = False,
     ) -> Call[pa.Table]:
-        cursor = ScanCursor(from_seq, to_seq, parse_nodes(node), SEQ_MAX, strong)
+        nodes = parse_nodes(node)
+        check_int("from_seq", from_seq, 0, SEQ_MAX)
+        if since is not None:
+            from_seq = max(from_seq, (yield from self.seek(since)) - 1)
+        if until is not None:
+            before = (yield from self.seek(until)) - 1
+            to_seq = before if to_seq is None else min(to_seq, before)
+        query = frames.TableQuery(from_seq, to_seq, columns, filter)
+        segments: list[ListedSegment] = []
+        if query.filter is not None:
+            listed = (yield from self.list_segments())["segments"]
+            segments = [ListedSegment(row["base"], row["stop"], row["first_ts"], row["last_ts"]) for row in listed]
         batches: list[pa.RecordBatch] = []
-        while not cursor.is_done:
-            batches += yield from self.scan_page(cursor)
-        metadata = {
-            b"gap": encode_json(None if cursor.gap is None else cursor.gap._asdict()),
-            b"gaps": encode_json([gap._asdict() for gap in cursor.gaps]),
-            b"counts": encode_json(cursor.counts._asdict()),
-        }
-        return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(metadata)
+        gaps: list[Gap] = []
+        counts = Counts()
+        for first, last in query.ranges(segments):
+            cursor = ScanCursor(first, last, nodes, SEQ_MAX, strong, query.needed)
+            while not cursor.is_done:
+                batches += map(query.select, (yield from self.scan_page(cursor)))
+            gaps, counts = gaps + cursor.gaps, counts + cursor.counts
+        rows = sum(map(len, batches))
+        counts = counts._replace(rows=rows, filtered=counts.filtered + counts.rows - rows)
+        return query.table(batches, table_metadata(gaps, counts))
 
     def record_head(self, seq: int, *, strong: bool = False) -> Call[RecordHead]:
         check_int("seq", seq, 1, SEQ_MAX)
@@ -424,11 +485,12 @@ class TopicCalls:
             )
         return response.content
 
-    def seek(self, ts_ms: int) -> Call[int]:
-        seq: int = (yield from self._post("/seek", {"ts": ts_ms}, reads=True))["seq"]
+    def seek(self, ts_ms: Time) -> Call[int]:
+        given_ms = min(max(time_ms("ts_ms", ts_ms), 0), TS_MS_MAX)
+        seq: int = (yield from self._post("/seek", {"ts": given_ms}, reads=True))["seq"]
         return seq
 
-    def gaps(self, from_ms: int | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> Call[GapEntries]:
+    def gaps(self, from_ms: Time | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> Call[GapEntries]:
         return (yield from read_gaps(self.path("/gaps"), from_ms, limit, current=True))
 
     def list_segments(self, *, strong: bool = False) -> Call[dict[str, Any]]:
@@ -444,9 +506,10 @@ class TopicCalls:
         return response.content
 
     def simulate_retention(
-        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
+        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: Duration | None = None
     ) -> Call[RetentionPreview]:
-        limits = {"cap_records": cap_records, "cap_bytes": cap_bytes, "ttl_ms": ttl_ms}
+        kept_ms = None if ttl_ms is None else duration_ms("ttl_ms", ttl_ms)
+        limits = {"cap_records": cap_records, "cap_bytes": cap_bytes, "ttl_ms": kept_ms}
         found = yield from self._post("/retention/simulate", limits, reads=True)
         return RetentionPreview(
             found["topic"],
@@ -483,7 +546,7 @@ class TopicCalls:
             after = (table.schema.metadata or {}).get(b"next_after", b"").decode() or None
             tables.append(table.replace_schema_metadata(None))
             if after is None:
-                return pa.concat_tables(tables).sort_by("seq")
+                return frames.typed_records(pa.concat_tables(tables).sort_by("seq"))
 
     def _latest(self, **query: object) -> Call[LatestPage]:
         found = yield from self._get("/latest", **query)
@@ -494,6 +557,7 @@ class TopicCalls:
 
     def ensure(self, *, create: bool, fields: dict[str, object]) -> Call[None]:
         """Create the topic or set fields. A PUT replaces the whole config, so the present fields are sent with it."""
+        fields = fields_in_ms(fields)
         TopicConfig.make(fields)  # a misspelt field has the same error here and there
         present: dict[str, object] = {}
         try:
@@ -507,8 +571,15 @@ class TopicCalls:
 
     def put_config(self, fields: dict[str, object]) -> Call[bool]:
         """Set the whole config; return whether the topic was created."""
-        response = yield Request("PUT", self.path(), encode_json(fields), retry_safe=True)
+        response = yield Request("PUT", self.path(), encode_json(fields_in_ms(fields)), retry_safe=True)
         return bool(response.json()["created"])
+
+    def contains(self, seq: object) -> Call[bool]:
+        """Whether there is a live record of this seq."""
+        check_int("seq", seq, 1, SEQ_MAX)
+        assert isinstance(seq, int), "checked"
+        page = yield from self.read(seq - 1, 1)
+        return bool(page.records) and page.records[0].seq == seq
 
     def exists(self) -> Call[bool]:
         try:
@@ -516,6 +587,14 @@ class TopicCalls:
         except TopicNotFound:
             return False
         return True
+
+
+def _seq_list(seqs: object) -> list[Any] | None:
+    if seqs is None:
+        return None
+    if not isinstance(seqs, list | tuple | range | set | frozenset):
+        raise BadInput(f"seqs are a list of whole numbers, not {type(seqs).__name__}; nothing was deleted")
+    return list(seqs)
 
 
 def _write_key(key: str | None) -> str:
@@ -546,6 +625,8 @@ def encode_batch(batch: Batch) -> Buffer:
 
 def encode_table(table: pa.Table | pa.RecordBatch) -> bytes:
     """Encode a table as an Arrow stream."""
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise BadInput(f"append_arrow takes a table or a record batch, not {type(table).__name__}; nothing was written")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
@@ -576,15 +657,17 @@ def parse_scan_page(content: bytes) -> ScanPage:
 
 
 def read_gaps(
-    path: str, from_ms: int | None, limit: int, after_seq: int | None = None, **query: object
+    path: str, from_ms: Time | None, limit: int, after_seq: int | None = None, **query: object
 ) -> Call[GapEntries]:
     """Read entries of the gap log, page by page. With `after_seq` a topic without entries need not exist."""
     check_int("limit", limit, 1, SEQ_MAX)
+    since_ms = None if from_ms is None else time_ms("from_ms", from_ms)
+    check_int("from_ms", since_ms or 0, 0, TS_MS_MAX)
     entries = GapEntries()
     cursor = None if after_seq is None else encode_page_cursor(str(after_seq))
     while len(entries) < limit:
         count = min(limit - len(entries), GAPS_LIMIT_MAX)
-        given = {"from": from_ms, "limit": count, "cursor": cursor, **query}
+        given = {"from": since_ms, "limit": count, "cursor": cursor, **query}
         page = (yield Request("GET", path, query=given, retry_safe=True)).json()
         entries += map(parse_gap_entry, page["gaps"])
         cursor = page.get("next_cursor")

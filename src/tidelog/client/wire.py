@@ -5,19 +5,35 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
 from tidelog.engine import Appended, Counts, Gap, GapEntry, Page, Record, TopicConfig, TopicInfo
-from tidelog.engine.batch_encoder import Batch, prepare_batch
+from tidelog.engine.batch_encoder import Batch, check_text, prepare_batch
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.large_read import LargeData, RecordReader
+from tidelog.errors import BadInput
 from tidelog.formats.large_record import REFERENCE_KEY
 
-encode_json = msgspec.json.Encoder().encode
+_encode_value = msgspec.json.Encoder().encode
 # The server has limits of its own and its errors are the engine's: here records are only checked to be encodable.
 RECORD_LIMITS: Final = EngineConfig(batch_records_max=1 << 20, record_bytes_max=1 << 30)
 OpenRecord = Callable[[int], RecordReader]
+
+
+def encode_json(value: object) -> bytes:
+    """Encode the body of a request. Raises BadInput for what is not JSON."""
+    try:
+        return _encode_value(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"an argument has a type that cannot be sent ({error}); nothing was done") from None
+
+
+def quote_name(what: str, name: object) -> str:
+    """Encode a name for the path of a request."""
+    check_text(what, name)
+    return quote(str(name), safe="")
 
 
 def encode_records(

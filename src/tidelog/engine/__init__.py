@@ -11,7 +11,8 @@ module of functions over a `TopicState` (`topic_state.py`), which is the module 
     tiers   tiers -> cold_claim, disk/segment_store: old segments move to a cold store; cold_reader reads them there
     open    startup -> recovery: manifest, then WAL replay; check verifies a directory; topic_table loads idle topics
     copy    segment_listing, segment_table: files for Spark; snapshot -> backup -> backup_target; restore, restore_cut
-    beside  groups, group_leases: cursors of consumers, and consumers that share one; producer, producer_queue
+    beside  groups, group_leases: cursors of consumers, and consumers that share one; producer, producer_queue;
+            tables, typed: other forms of records
             queues/: jobs and leases; routing/: copies of records between topics
 """
 

@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from xxhash import xxh3_128
 
+from tidelog.addresses import path_text
 from tidelog.disk.backup_store import BucketStore, DirectoryStore, open_backup_store
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
@@ -46,6 +48,7 @@ from tidelog.formats.backup_manifest import (
     object_key,
 )
 from tidelog.formats.frame import APPEND_BATCH, TOPIC_CREATE, TOPIC_DELETE
+from tidelog.times import Time, time_ms
 from tidelog.wal import FrameWindow, paths
 from tidelog.wal.recovery import read_frames_of
 
@@ -127,8 +130,8 @@ class BackupTarget:
         self.store = store
 
     @classmethod
-    def open(cls, address: str, disk: Disk) -> BackupTarget:
-        return cls(open_backup_store(address, disk))
+    def open(cls, address: str | PathLike[str], disk: Disk) -> BackupTarget:
+        return cls(open_backup_store(path_text(address, "the target of a backup"), disk))
 
     def database_id(self) -> str | None:
         """The database whose backups these are; None: the target is empty. BadInput if it holds something else."""
@@ -283,7 +286,7 @@ def _read_frame(window: FrameWindow, number: int) -> frame.Frame:
 # ── list, verify, prune ───────────────────────────────────────────────────────────────────────────
 
 
-def list_backups(address: str, *, disk: Disk | None = None) -> BackupListing:
+def list_backups(address: str | PathLike[str], *, disk: Disk | None = None) -> BackupListing:
     """Return the backups of a target, oldest first. A target without any is empty."""
     target = BackupTarget.open(address, disk or PosixDisk())
     if target.database_id() is None:
@@ -304,7 +307,11 @@ def list_backups(address: str, *, disk: Disk | None = None) -> BackupListing:
 
 
 def verify_backup(
-    address: str, backup_id: str | None = None, *, disk: Disk | None = None, progress: Progress = no_progress
+    address: str | PathLike[str],
+    backup_id: str | None = None,
+    *,
+    disk: Disk | None = None,
+    progress: Progress = no_progress,
 ) -> VerifyResult:
     """Read every object of a backup, of the newest by default, and compare lengths and checksums; check that the files
     are all that the metadata in the manifest needs, and its list of topics that of the metadata and the WAL. Problems
@@ -418,10 +425,10 @@ def _open_wal_file(target: BackupTarget, file: BackupFile) -> RangeFile:
 
 
 def prune_backups(
-    address: str,
+    address: str | PathLike[str],
     *,
     keep: int | None = None,
-    older_than_ms: int | None = None,
+    older_than_ms: Time | None = None,
     disk: Disk | None = None,
     progress: Progress = no_progress,
 ) -> PruneResult:
@@ -435,6 +442,7 @@ def prune_backups(
     """
     if keep is None and older_than_ms is None:
         raise BadInput("a prune takes `keep` or `older_than_ms`; nothing was removed")
+    before_ms = None if older_than_ms is None else time_ms("older_than_ms", older_than_ms)
     if keep is not None and keep < 1:
         raise BadInput(f"at least one backup is kept, not {keep}; nothing was removed")
     target = BackupTarget.open(address, disk or PosixDisk())
@@ -454,7 +462,7 @@ def prune_backups(
                 f"{store.address}: backup {running[-1]} is being made or was interrupted; nothing was removed, retry "
                 "when it is done, or make another backup first: that removes the marker of an interrupted one"
             )
-        result = _prune(target, keep, older_than_ms, progress)
+        result = _prune(target, keep, before_ms, progress)
         store.delete(PRUNE_KEY)
         store.flush()
     except OSError as error:

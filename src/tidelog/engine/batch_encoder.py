@@ -1,8 +1,9 @@
 """Encode a caller's values into the frames of a batch; JSON text in its stored form, and back.
 
 Bytes are stored unchanged. Anything else is JSON: encoded once, stored as text, and returned as that text decodes. So
-a date, a UUID or a Decimal comes back as text, a tuple or a set as a list, and bytes inside a value as base64. A batch
-is atomic: its frames are chained.
+a date, a UUID or a Decimal comes back as text, a tuple or a set as a list, bytes inside a value as base64, and a
+dataclass, a `msgspec.Struct` or a pydantic model as a dict (`typed.py` returns objects). A batch is atomic: its frames
+are chained.
 """
 
 from __future__ import annotations
@@ -56,7 +57,15 @@ def _integer(digits: str) -> int | float:
         return float(digits)
 
 
-_encoder = msgspec.json.Encoder()
+def _encode_object(value: Any) -> object:
+    """What msgspec does not encode: a model of pydantic."""
+    dump = getattr(type(value), "model_dump", None)
+    if dump is None:
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(value, mode="json")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode_object)
 _decode_meta = msgspec.json.Decoder(dict[str, Any] | None).decode
 _JSON_BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
 _JSON_DEPTH_MAX: Final = 128
@@ -101,7 +110,10 @@ def _is_finite(value: object, depth: int = 0) -> bool:
         return all(_is_finite(item, depth + 1) for item in value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return all(_is_finite(item, depth + 1) for item in value)
-    return True
+    if value is None or isinstance(value, str | int | bytes | bytearray | memoryview | msgspec.Raw):
+        return True
+    plain = msgspec.to_builtins(value, enc_hook=_encode_object)  # a dataclass, a model
+    return isinstance(plain, str | int) or _is_finite(plain, depth + 1)
 
 
 def decode_meta(text: bytes) -> dict[str, Any] | None:
@@ -170,6 +182,12 @@ def check_int(what: str, value: object, minimum: int, maximum: int) -> None:
     """Raise BadInput unless `value` is an integer in the range; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise BadInput(f"{what} is a whole number from {minimum} to {maximum}, not {value!r}; nothing was done")
+
+
+def check_text(what: str, value: object) -> None:
+    """Raise BadInput unless `value` is text without unpaired surrogates."""
+    if not is_utf8_text(value):
+        raise BadInput(f"{what} is text, not {value!r:.80}; nothing was done")
 
 
 @dataclass(slots=True)

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
 from tidelog.errors import BadInput
+from tidelog.times import Duration, fields_in_ms
 
 TopicType: TypeAlias = Literal["log", "queue"]
 Discard: TypeAlias = Literal["old", "reject"]
@@ -82,6 +83,34 @@ def check_topic_name(name: object) -> None:
             f"{_format_value(name)} cannot name a topic: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
             "nothing was created, choose another name"
         )
+
+
+class TopicFields(TypedDict, total=False):
+    """The fields of `TopicConfig` by name, as callers give them: a misspelt one fails type checks."""
+
+    type: TopicType
+    ttl_ms: Duration
+    cap_records: int
+    cap_bytes: int
+    discard: Discard
+    durable: bool  # the older form of `durability`: fsync or disk
+    durability: Durability | None
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: Duration
+    dedupe_node: bool
+    lease_ms: Duration
+    claim_jitter_ms: Duration
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+    consistency: Consistency
+    max_record_bytes: int
+    compaction: str | None
+    tombstone_delay_ms: Duration
+    hot_retain_segments: int | None
+    hot_retain_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +231,8 @@ class TopicConfig:
     def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
         """Return `base`, or the defaults, with these fields set. Null is valid for `durability`, `priority`,
         `dead_letter` and `compaction`."""
+        if not isinstance(fields, Mapping):
+            raise BadInput(f"the fields of a topic are a dict, not {_format_value(fields)}; nothing was done")
         for name in fields:
             if name not in KNOWN:
                 raise BadInput(f"a topic has no field {_format_value(name)}; the nearest is {_nearest(name, KNOWN)}")
@@ -287,13 +318,56 @@ _CACHED_TEXT_BYTES_MAX: Final = 1024
 
 
 def _with_fields(base: TopicConfig, fields: Mapping[str, object]) -> TopicConfig:
-    changes: dict[str, Any] = dict(fields)
+    changes: dict[str, Any] = fields_in_ms(fields)
     if "durable" in changes:
         _check_bool("durable", changes["durable"])
     durable = changes.pop("durable", None)
     if changes.get("durability") is None:
         changes["durability"] = base.durability if durable is None else "fsync" if durable else "disk"
     return replace(base, **changes)
+
+
+class EngineSettings(TypedDict, total=False):
+    """The fields of `EngineConfig` by name, as callers give them."""
+
+    wal_shards: int | None
+    wal_file_bytes: int
+    checkpoint_bytes: int
+    checkpoint_ms: Duration
+    sync_interval_ms: Duration
+    segment_events_max: int
+    segment_bytes_max: int
+    segment_age_ms_max: Duration
+    record_bytes_max: int
+    batch_records_max: int
+    meta_bytes_max: int
+    meta_keys_max: int
+    tag_bytes_max: int
+    node_bytes_max: int
+    topics_max: int
+    routers_max: int
+    total_bytes_max: int
+    groups_max: int
+    ledger_records: int
+    head_reserve: int
+    maps_max: int
+    tags_cache_bytes: int
+    key_index_bytes: int
+    compaction_interval_ms: Duration
+    compaction_bytes_per_s: int
+    queue_max: int
+    queue_history_records: int
+    rewrite_dead_percent: int
+    rewrite_dead_bytes_min: int
+    rewrite_bytes_per_second: int
+    cold: str | None
+    hot_retain_segments: int
+    hot_retain_bytes: int
+    cold_compression: ColdCompression
+    cold_rate_bytes: int
+    cold_cache_bytes: int
+    cold_timeout_ms: Duration
+    cold_threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from tidelog.disk.process import defer_signals_in
 from tidelog.engine import append, groups, read, retention, startup, tiers
 from tidelog.engine.append import Records
 from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
-from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.batch_encoder import check_int, check_text
 from tidelog.engine.compaction import COMPACTION_TASK, Compactor
 from tidelog.engine.config import (
     DELIVERY_FIELDS,
@@ -71,6 +71,7 @@ from tidelog.errors import (
 )
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import Body
+from tidelog.times import Time, time_ms
 from tidelog.wal import Commit, CommitFuture, Shard
 
 
@@ -315,6 +316,8 @@ class Engine:
         """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most `limit`.
         Internal topics are included if `prefix` starts with theirs."""
         self._check_open()
+        check_text("prefix", prefix)
+        check_text("after", after)
         if limit is not None:
             check_int("limit", limit, 1, frame.SEQ_MAX)
         names = self._topics.names(prefix, after) if prefix.startswith(OWN) else self.iter_names(prefix, after)
@@ -357,7 +360,7 @@ class Engine:
     def gaps(
         self,
         topic: str | None = None,
-        from_ms: int | None = None,
+        from_ms: Time | None = None,
         limit: int = GAPS_LIMIT_DEFAULT,
         *,
         after_seq: int = 0,
@@ -365,7 +368,9 @@ class Engine:
         """Return which records were removed and why, oldest first: of one topic, also a dropped one, or of all; since a
         time; after the entry with the seq `after_seq`."""
         self._check_open()
-        return self._gap_log.read(topic, from_ms, limit, after_seq=after_seq)
+        since_ms = None if from_ms is None else time_ms("from_ms", from_ms)
+        check_int("after_seq", after_seq, 0, frame.SEQ_MAX)
+        return self._gap_log.read(topic, since_ms, limit, after_seq=after_seq)
 
     def groups_cached(self, count_max: int) -> list[tuple[str, GroupState]]:
         """Return the first `count_max` consumer groups with their topics, by name, as last known."""
@@ -395,6 +400,7 @@ class Engine:
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
         """Remove a topic with all its records; return False if there is none. A new topic of its name starts at seq
         1."""
+        check_text("the name of a topic", name)
         return self.drop_with_routers(name, if_empty=if_empty, actor=actor) is not None
 
     def _drop_topic(self, topic: TopicState, actor: str | None = None) -> None:
@@ -690,6 +696,7 @@ class Engine:
     def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
         """Return the router of this name, or None; `fresh`: after it has copied all records of its source."""
         self._check_open()
+        check_text("the name of a router", name)
         return self._router_manager.state(name, fresh=fresh)
 
     def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
@@ -704,6 +711,7 @@ class Engine:
 
     def drop_router(self, name: str) -> bool:
         """Drop a router; return False if there is none. Its copies stay. On return the drop survives a crash."""
+        check_text("the name of a router", name)
         with self._registry_lock:
             self._check_writable()
             return self._router_manager.drop(name)

@@ -21,6 +21,7 @@ from tidelog.engine.results import Page, Record
 from tidelog.engine.topic_index import Gap
 from tidelog.errors import BadInput, GapFound
 from tidelog.formats.frame import SEQ_MAX
+from tidelog.times import Seconds, seconds
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 1 << 20
@@ -48,12 +49,12 @@ class FollowCursor:
         topic: str,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int | None = None,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> None:
         check_on_gap(on_gap)
         check_int("from_seq", from_seq, 0, SEQ_MAX)
@@ -61,13 +62,15 @@ class FollowCursor:
             check_int("batch", batch, 1, SEQ_MAX)
         if heartbeat is not None and batch is None:
             raise BadInput("a heartbeat is an empty batch; nothing was read, pass batch=1000 as well")
-        if heartbeat is not None and not heartbeat >= _HEARTBEAT_S_MIN:
+        heartbeat_s = seconds("heartbeat", heartbeat)
+        if heartbeat_s is not None and not heartbeat_s >= _HEARTBEAT_S_MIN:
             raise BadInput(f"heartbeat is a number of seconds, at least {_HEARTBEAT_S_MIN}, not {heartbeat!r:.80}")
         self.from_seq, self.strong = from_seq, strong
         self.batch = batch or PAGE_RECORDS
         self.is_ended = False  # no record arrived for `timeout` seconds
-        self._topic, self._timeout, self._node, self._on_gap = topic, timeout, node, on_gap
-        self._heartbeat, self._idle_s = heartbeat, 0.0
+        self._topic, self._node, self._on_gap = topic, node, on_gap
+        self._timeout = seconds("timeout", timeout)
+        self._heartbeat, self._idle_s = heartbeat_s, 0.0
 
     @property
     def wait_s(self) -> float | None:
@@ -163,7 +166,7 @@ class FollowedTopic(Protocol):
         *,
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
-        timeout: float | None = 0.0,
+        timeout: Seconds | None = 0.0,
         strong: bool = False,
     ) -> Page: ...
     def scan(self, from_seq: int = 0, to_seq: int | None = None, *, strong: bool = False) -> FollowedScan: ...

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.engine import delete, read, retention, segment_listing
 from tidelog.engine.append import Append
 from tidelog.engine.batch_encoder import Batch, check_int, is_utf8_text
@@ -83,8 +84,13 @@ class GapEntries(list[GapEntry]):
     """Rows, oldest first."""
 
     def to_arrow(self) -> pa.Table:
+        """Return the rows as a table; `ts_ms` is a timestamp."""
         columns: list[Any] = list(zip(*self, strict=True)) or [()] * len(SCHEMA)
         return pa.table([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
 
 SCHEMA: Final = pa.schema(
@@ -96,7 +102,7 @@ SCHEMA: Final = pa.schema(
         "last": pa.int64(),
         "records": pa.int64(),
         "bytes": pa.int64(),
-        "ts_ms": pa.int64(),
+        "ts_ms": pa.timestamp("ms", tz="UTC"),
         "actor": pa.string(),
         "about": pa.string(),
         "seq": pa.int64(),

@@ -12,14 +12,18 @@ callers wait for it and check again, so the cursor that `expect` was compared wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from threading import Event
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
+import pyarrow as pa
+
+from tidelog import frames
 from tidelog.disk.process import defer_signals_in
 from tidelog.engine import read, retention, segment_listing, topic_index
-from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.batch_encoder import check_int, is_utf8_text
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, ConsumerState, GroupLeases, PageT, RangeLease
 from tidelog.engine.manifest import ConsumerRow
@@ -31,6 +35,7 @@ from tidelog.errors import BadInput, CursorConflict, Error, GapFound, Throttled
 from tidelog.formats import control_frames, frame
 from tidelog.formats.control_frames import GroupCursor
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
+from tidelog.times import Duration, Seconds, duration_ms, seconds, time_ms
 from tidelog.wal import Commit, CommitFuture
 
 _I63_MAX: Final = (1 << 63) - 1
@@ -39,13 +44,14 @@ _CONSUMER_CHARS_MAX: Final = 255
 _READ_BYTES: Final = 1 << 20  # of one page, unless its first record is larger
 _log = logging.getLogger("tidelog.group")
 CommitMode: TypeAlias = Literal["each", "batch"]
+GroupT = TypeVar("GroupT")
 
 
 class timestamp_ms(int):  # noqa: N801  # reads as what it is: group.reset(timestamp_ms(1700000000000))
     """A time in milliseconds since the epoch, where a seq would be accepted too."""
 
 
-ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | timestamp_ms
+ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | timestamp_ms | datetime
 
 
 class Lag(NamedTuple):
@@ -76,6 +82,46 @@ class GroupState(NamedTuple):
     last_commit_ms: int | None  # None: the group does not exist yet
     head_seq: int
     lag: Lag
+
+
+GROUP_SCHEMA: Final = pa.schema(
+    [
+        pa.field("group", pa.string(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("head_seq", pa.int64(), nullable=False),
+        pa.field("lag_records", pa.int64(), nullable=False),
+        pa.field("lag_bytes", pa.int64(), nullable=False),
+        pa.field("lag_seconds", pa.float64(), nullable=False),
+        pa.field("last_commit_ms", pa.timestamp("ms", tz="UTC")),
+        pa.field("hold_bytes", pa.int64(), nullable=False),
+        pa.field("hold_broken", pa.bool_(), nullable=False),
+    ]
+)
+
+
+class GroupList(list[GroupT], Generic[GroupT]):
+    """Groups of a topic, by name, and their states when they were listed."""
+
+    def __init__(self, groups: Iterable[GroupT], states: Iterable[GroupState]) -> None:
+        super().__init__(groups)
+        self.states = list(states)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the states as a table with one row for each group."""
+        rows = [
+            {
+                **state._asdict(),
+                "lag_records": state.lag.records,
+                "lag_bytes": state.lag.bytes,
+                "lag_seconds": state.lag.seconds,
+            }
+            for state in self.states
+        ]
+        return pa.Table.from_pylist(rows, schema=GROUP_SCHEMA)
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
 
 class CursorCommit(Commit):
@@ -203,10 +249,12 @@ class Group:
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self._topic.name
 
     @property
     def exists(self) -> bool:
+        """Whether it was created, by a commit, a reset, a hold or `begin`."""
         return self.name in self._topic.groups
 
     @property
@@ -217,6 +265,7 @@ class Group:
 
     @property
     def hold_bytes(self) -> int:
+        """How many bytes of unread records it keeps from retention; 0: none."""
         cursor = self._topic.groups.get(self.name)
         return 0 if cursor is None else cursor.hold_bytes
 
@@ -239,7 +288,7 @@ class Group:
 
     # ── reading and moving ────────────────────────────────────────────────────────────────────
 
-    def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Page:
+    def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0, node: str | list[str] | None = None) -> Page:
         """Read the records after its cursor, as `Topic.read` does. The cursor does not move: commit `next_from_seq`
         when the records are processed."""
         return read.wait_for_page(self._topic, self.position, limit, read.parse_nodes(node), _READ_BYTES, timeout)
@@ -249,7 +298,7 @@ class Group:
         *,
         commit: CommitMode = "batch",
         limit: int = 256,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
     ) -> Iterator[Record | Gap]:
         """Yield the records after its cursor and commit them, until none arrived for `timeout` seconds; None: forever.
@@ -263,7 +312,7 @@ class Group:
     # ── shared consumption ────────────────────────────────────────────────────────────────────
 
     def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = None
+        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
     ) -> Iterator[GroupBatch]:
         """Yield batches of records that no other consumer of the group has, until none came for `timeout` seconds;
         None: forever.
@@ -274,12 +323,13 @@ class Group:
         return consume_group(self, consumer, batch, lease_ms, timeout)
 
     def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> GroupBatch | None:
         """Lease the next records to a consumer, or those that another one did not finish; None if there are none
         within `timeout` seconds."""
         topic, leases, clock = self._topic, self._leases, self._topic.context.clock
         woken = Event()
+        timeout, lease_ms = seconds("timeout", timeout), duration_ms("lease_ms", lease_ms)
         until_ms = None if timeout is None else clock.monotonic_ms() + int(timeout * 1000)
         if timeout != 0:
             topic.add_listener(woken.set)  # before the first claim
@@ -310,19 +360,24 @@ class Group:
     def ack(self, consumer: str, lease_id: int) -> bool:
         """Finish a leased range and move the cursor past all that are finished, durable as the topic's class says.
         False: the lease ended, and its records are delivered again."""
+        check_lease(consumer, lease_id)
         return self._leases.ack(consumer, lease_id, lambda seq, expect: self.commit(seq, expect=expect))
 
     def release(self, consumer: str, lease_id: int) -> bool:
         """Return a leased range; the next claim gets it. False: the lease ended before."""
+        check_lease(consumer, lease_id)
         return self._leases.release(consumer, lease_id)
 
-    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> bool:
+    def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool:
         """Let a lease end `lease_ms` from now. False: it ended before."""
+        lease_ms = duration_ms("lease_ms", lease_ms)
+        check_lease(consumer, lease_id)
         check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
         return self._leases.extend(consumer, lease_id, lease_ms)
 
     def leave(self, consumer: str) -> int:
         """Return all ranges of a consumer to the others; the number of them."""
+        check_consumer(consumer)
         return self._leases.leave(consumer)
 
     def consumers(self) -> list[ConsumerState]:
@@ -361,8 +416,8 @@ class Group:
         return None if cursor is not None and cursor.seq == seq else self._cursor_at(seq, cursor)
 
     def reset(self, to: ResetTarget) -> int:
-        """Move to a seq (the last one that counts as read), a time (`timestamp_ms`), before the "earliest" record, or
-        after the "latest". Returns the new cursor."""
+        """Move to a seq (the last one that counts as read), a time (a datetime or `timestamp_ms`), before the
+        "earliest" record, or after the "latest". Returns the new cursor."""
         seq = self._resolve_target(to)
 
         def decide(cursor: GroupCursorState | None) -> GroupCursor:
@@ -438,15 +493,16 @@ class Group:
     def _resolve_target(self, to: object) -> int:
         retention.refresh_for_read(self._topic)
         topic = self._topic
-        if isinstance(to, timestamp_ms):
-            check_int("a moment", int(to), 0, TS_MS_MAX)
-            return segment_listing.find_seq_by_time(topic, int(to)) - 1
+        if isinstance(to, timestamp_ms | datetime):
+            at_ms = time_ms("a moment", to)
+            check_int("a moment", at_ms, 0, TS_MS_MAX)
+            return segment_listing.find_seq_by_time(topic, at_ms) - 1
         if to in ("earliest", "latest"):
             with topic.lock:
                 topic.check_open()
                 return topic.index.earliest - 1 if to == "earliest" else topic.index.head
         if isinstance(to, bool) or not isinstance(to, int):
-            raise BadInput(f"a group goes to earliest, latest, a seq or a timestamp_ms, not to {to!r:.80}")
+            raise BadInput(f"a group goes to earliest, latest, a seq, a datetime or a timestamp_ms, not to {to!r:.80}")
         check_int("seq", to, 0, SEQ_MAX)
         return to
 
@@ -470,18 +526,18 @@ class ConsumedGroup(Protocol):
     def topic(self) -> str: ...
     @property
     def position(self) -> int: ...
-    def fetch(self, limit: int = 256, timeout: float | None = 0.0) -> Page: ...
+    def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0) -> Page: ...
     def commit(self, seq: int, *, expect: int | None = None) -> int: ...
     def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: int = LEASE_MS_DEFAULT, timeout: float | None = 0.0
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> GroupBatch | None: ...
     def ack(self, consumer: str, lease_id: int) -> bool: ...
     def release(self, consumer: str, lease_id: int) -> bool: ...
-    def extend(self, consumer: str, lease_id: int, lease_ms: int = LEASE_MS_DEFAULT) -> bool: ...
+    def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool: ...
 
 
 def follow_group(
-    group: ConsumedGroup, commit: CommitMode, limit: int, timeout: float | None, on_gap: OnGap
+    group: ConsumedGroup, commit: CommitMode, limit: int, timeout: Seconds | None, on_gap: OnGap
 ) -> Iterator[Record | Gap]:
     """`Group.follow`."""
     if commit not in get_args(CommitMode):
@@ -504,7 +560,7 @@ def follow_group(
 
 
 def consume_group(
-    group: ConsumedGroup, consumer: str, batch: int, lease_ms: int, timeout: float | None
+    group: ConsumedGroup, consumer: str, batch: int, lease_ms: Duration, timeout: Seconds | None
 ) -> Iterator[GroupBatch]:
     """`Group.consume`."""
     while (claimed := group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
@@ -550,9 +606,23 @@ class GroupBatch:
         self.is_settled = True
         return self._group.release(self.consumer, self.lease_id)
 
-    def extend(self, lease_ms: int = LEASE_MS_DEFAULT) -> bool:
+    def extend(self, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool:
         """Keep the records for `lease_ms` from now; False: the lease ended before."""
         return self._group.extend(self.consumer, self.lease_id, lease_ms)
+
+
+def check_consumer(consumer: object) -> None:
+    """Raise BadInput unless a consumer can have this name."""
+    if not is_utf8_text(consumer) or not 0 < len(str(consumer)) <= _CONSUMER_CHARS_MAX:
+        raise BadInput(
+            f"a consumer has a name of 1 to {_CONSUMER_CHARS_MAX} characters, not {consumer!r:.80}; nothing was leased"
+        )
+
+
+def check_lease(consumer: object, lease_id: object) -> None:
+    """Raise BadInput unless this can be the lease of a consumer."""
+    check_consumer(consumer)
+    check_int("lease_id", lease_id, 0, SEQ_MAX)
 
 
 def leases_of(group: Group) -> GroupLeases:
@@ -564,10 +634,7 @@ def claim_range(
     group: Group, consumer: str, read_range: Callable[[int, int | None], PageT], *, lease_ms: int
 ) -> tuple[RangeLease, PageT] | None:
     """`Group.claim` of records in the form that `read_range(from_seq, to_seq)` returns, without waiting."""
-    if not 0 < len(consumer) <= _CONSUMER_CHARS_MAX:
-        raise BadInput(
-            f"a consumer has a name of 1 to {_CONSUMER_CHARS_MAX} characters, not {consumer!r:.80}; nothing was leased"
-        )
+    check_consumer(consumer)
     check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
     topic = group._topic
     topic.check_writable()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.engine import read, retention
+from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.memtable import MemTable
 from tidelog.engine.read import ExcludedNodes, RecordChunk, TopicScan
 from tidelog.engine.results import Counts
@@ -18,7 +21,6 @@ from tidelog.formats import json_rows
 from tidelog.formats import scan as frame_scan
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
-from tidelog.formats.rows import to_arrow
 from tidelog.formats.scan import PlainBatch
 from tidelog.types import Buffer
 
@@ -183,10 +185,16 @@ class BulkScan:
         *,
         strong: bool = False,
         bytes_max: int = SEQ_MAX,
+        columns: Sequence[str] | None = None,
     ) -> None:
-        self._limit, self._bytes_max = limit, bytes_max
+        check_int("limit", limit, 0, SEQ_MAX)
+        self._limit, self._bytes_max, self._columns = limit, bytes_max, frames.check_columns(columns)
+        self._name = topic.name
         self._scan = TopicScan(topic, from_seq, nodes, to_seq, pass_gaps=True, strong=strong)
         retention.persist_gap_floor(topic, self._scan.gap, self._scan.watermarks.evict_floor)
+
+    def __repr__(self) -> str:
+        return f"<scan of topic {self._name!r}, after {self.next_from_seq}>"
 
     @property
     def gap(self) -> Gap | None:
@@ -230,8 +238,10 @@ class BulkScan:
 
         return map(encode, self._chunks())
 
-    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
-        def to_batch(chunk: RecordChunk) -> pa.RecordBatch:
-            return to_arrow(chunk.rows).append_column("json", pa.array(chunk.json))
+    def iter_stored_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches in the types of the wire and of Spark: `tag`, `node` and `meta` are bytes."""
+        return map(partial(read.stored_batch, columns=self._columns), self._chunks())
 
-        return map(to_batch, self._chunks())
+    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches with the columns of `Topic.to_arrow`."""
+        return map(frames.typed_records, self.iter_stored_batches())

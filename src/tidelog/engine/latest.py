@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.engine import read, retention
 from tidelog.engine.batch_encoder import check_int, is_utf8_text
 from tidelog.engine.key_index import Run
@@ -23,7 +24,6 @@ from tidelog.engine.results import Record
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.formats.rows import to_arrow
 from tidelog.types import Ints
 
 LATEST_LIMIT_DEFAULT: Final = 256
@@ -105,15 +105,18 @@ class LatestTable:
             table, after = self.arrow_page(after)
             tables.append(table)
             if after is None:
-                return pa.concat_tables(tables).sort_by("seq")
+                return frames.typed_records(pa.concat_tables(tables).sort_by("seq"))
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
     def arrow_page(self, after: str | None = None) -> tuple[pa.Table, str | None]:
         """Return a part of `to_arrow`, without its order, and the cursor of the next part."""
         batches: list[pa.RecordBatch] = []
         chunks, next_after = self._read_page(_EXAMINED_MAX, after, _ARROW_BYTES)
         for chunk in chunks:
-            batch = to_arrow(chunk.records.rows)
-            columns = [pa.array(chunk.keys, pa.binary()), *batch.columns, pa.array(chunk.records.json)]
+            columns = [pa.array(chunk.keys, pa.binary()), *read.stored_batch(chunk.records).columns]
             batches.append(pa.RecordBatch.from_arrays(columns, schema=_TABLE_SCHEMA))
         return pa.Table.from_batches(batches, schema=_TABLE_SCHEMA), next_after
 

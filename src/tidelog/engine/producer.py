@@ -25,6 +25,7 @@ from tidelog.engine.producer_queue import (
 )
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, InDoubt, NotAllWritten, Throttled
+from tidelog.times import Seconds, seconds
 
 _log = logging.getLogger(__name__)
 WriteBatch = Callable[[ProducerBatch], Appended]
@@ -49,7 +50,7 @@ class Delivery:
         """Whether the outcome is known."""
         return self._batch.outcome(self._index) is not None
 
-    def result(self, timeout: float | None = None) -> int:
+    def result(self, timeout: Seconds | None = None) -> int:
         """Wait until the record is written and return its seq. Raises the error where it was not, and InDoubt after
         `timeout` seconds: the producer goes on."""
         outcome = self._producer._wait_for_outcome(self._batch, self._index, timeout)
@@ -119,7 +120,7 @@ class Producer:
         tag: str | None = None,
         node: str | None = None,
         meta: dict[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Delivery:
         """Take one record to be written soon; bytes, or a value that is stored as JSON (a list is one record).
 
@@ -142,7 +143,7 @@ class Producer:
                 self._work.notify()
             return Delivery(self, batch, len(batch.records) - 1)
 
-    def _add_when_possible(self, record: Any, size: int, timeout: float | None) -> ProducerBatch:
+    def _add_when_possible(self, record: Any, size: int, timeout: Seconds | None) -> ProducerBatch:
         """`add` once there is space. With the lock held."""
         queue, batch = self._queue, None
 
@@ -160,7 +161,7 @@ class Producer:
         assert batch is not None, "the condition above"
         return batch
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: Seconds | None = None) -> bool:
         """Wait until every record that was sent before has an outcome; return False after `timeout` seconds. Raises
         NotAllWritten where the producer stopped."""
         with self._lock:
@@ -172,7 +173,7 @@ class Producer:
                 raise self._queue.failure.with_traceback(None)
             return is_done
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: Seconds | None = None) -> None:
         """Write what was sent and end the thread; give up after `timeout` seconds. Raises NotAllWritten where a record
         was not written: `records` were not, `in_doubt` may have been. An interrupt ends the wait and has that error as
         its cause."""
@@ -202,18 +203,18 @@ class Producer:
             self._work.notify()
             self._settled.notify_all()
 
-    def _wait_until(self, is_done: Callable[[], bool], timeout: float | None) -> bool:
+    def _wait_until(self, is_done: Callable[[], bool], timeout: Seconds | None) -> bool:
         """Wait for outcomes. With the lock held."""
         if current_thread() is self._thread and not is_done():
             raise BadInput("on_error must not wait for its own producer; nothing was done, do it in another thread")
-        return self._settled.wait_for(is_done, timeout)
+        return self._settled.wait_for(is_done, seconds("timeout", timeout))
 
     def stats(self) -> ProducerStats:
         """Count what was sent, written, refused and in doubt, and what waits."""
         with self._lock:
             return self._queue.stats()
 
-    def _wait_for_outcome(self, batch: ProducerBatch, index: int, timeout: float | None) -> int | Error:
+    def _wait_for_outcome(self, batch: ProducerBatch, index: int, timeout: Seconds | None) -> int | Error:
         with self._lock:
             self._wait_until(lambda: batch.outcome(index) is not None, timeout)
             outcome = batch.outcome(index)

@@ -47,7 +47,8 @@ from tidelog.formats import large_record, segment_index
 from tidelog.formats import lazy_compute as pc
 from tidelog.formats import rows as columns_of
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_arrow, to_binary_array
+from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_binary_array, to_column
+from tidelog.times import Seconds, seconds
 from tidelog.wal import Shard, paths
 
 # ── strong consistency ────────────────────────────────────────────────────────────────────────
@@ -565,24 +566,26 @@ def open_record(topic: TopicState, seq: int, *, strong: bool = False) -> RecordR
     return RecordReader.from_bytes(copy_values(rows.buf, rows.data)[0])
 
 
-def read_table(
-    topic: TopicState, from_seq: int, to_seq: int | None, nodes: ExcludedNodes, *, strong: bool = False
-) -> pa.Table:
-    """Read everything after `from_seq` up to `to_seq` as columns. The schema's metadata holds `gap`, `gaps` and
-    `counts` as JSON."""
-    scan = TopicScan(topic, from_seq, nodes, to_seq, pass_gaps=True, strong=strong)
-    batches = []
-    for chunk in scan.iter_chunks():
-        if len(chunk.rows):
-            batch = to_arrow(chunk.rows)
-            batches.append(batch.append_column("json", pa.array(chunk.json)))
-    retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
-    metadata = {
-        b"gap": msgspec.json.encode(None if scan.gap is None else scan.gap._asdict()),
-        b"gaps": msgspec.json.encode([gap._asdict() for gap in scan.gaps]),
-        b"counts": msgspec.json.encode(scan.counts._asdict()),
+def stored_batch(chunk: RecordChunk, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Return a chunk as an Arrow batch of `SCHEMA`, or of these columns of it."""
+    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    arrays = [pa.array(chunk.json) if name == "json" else to_column(chunk.rows, name) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_stored_data(topic: TopicState) -> list[bytes]:
+    """Return the data of all records of an internal topic."""
+    chunks = TopicScan(topic, 0, frozenset()).iter_chunks()
+    return [data for chunk in chunks for data in copy_values(chunk.rows.buf, chunk.rows.data)]
+
+
+def table_metadata(gaps: Sequence[Gap], counts: Counts) -> dict[bytes, bytes]:
+    """The metadata of a table of records: what its range lacks, as JSON."""
+    return {
+        b"gap": msgspec.json.encode(gaps[0]._asdict() if gaps else None),
+        b"gaps": msgspec.json.encode([gap._asdict() for gap in gaps]),
+        b"counts": msgspec.json.encode(counts._asdict()),
     }
-    return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(metadata)
 
 
 def wait_for_page(
@@ -591,7 +594,7 @@ def wait_for_page(
     limit: int,
     nodes: ExcludedNodes,
     bytes_max: int,
-    timeout: float | None,
+    timeout: Seconds | None,
     *,
     strong: bool = False,
 ) -> Page:
@@ -600,6 +603,7 @@ def wait_for_page(
     A writer in this process wakes the reader. A read-only engine checks the WAL files every `READER_POLL_S` and reloads
     the directory if they changed.
     """
+    timeout = seconds("timeout", timeout)
     if timeout == 0:
         return read_page(topic, from_seq, limit, nodes, bytes_max, strong=strong)
     woken, remaining = Event(), timeout

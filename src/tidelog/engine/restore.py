@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from os import PathLike
 from secrets import token_bytes
 from typing import Final, NamedTuple
 
 import msgspec
 from xxhash import xxh3_128
 
-from tidelog.addresses import check_path
+from tidelog.addresses import check_path, path_text
 from tidelog.commitlog.log import LOCK_FILE, take_lock
 from tidelog.disk.backup_store import DirectoryStore
 from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, remove_tree, replace_file
@@ -52,6 +53,7 @@ from tidelog.engine.results import Progress
 from tidelog.engine.startup import RESTORING_FILE
 from tidelog.errors import AlreadyExists, BadInput, Corrupt, DiskFull, Error, WriteFailed
 from tidelog.formats.backup_manifest import OBJECTS_PREFIX, BackupFile, BackupManifest, object_key
+from tidelog.times import Time, time_ms
 from tidelog.wal import Position, paths
 
 CHANNELS_DIR: Final = "channels"
@@ -73,12 +75,12 @@ class RestoreResult(NamedTuple):
 
 
 def restore_backup(
-    address: str,
-    directory: str,
+    address: str | PathLike[str],
+    directory: str | PathLike[str],
     *,
     backup_id: str | None = None,
     to_seq: Mapping[str, int] | None = None,
-    to_time_ms: int | None = None,
+    to_time_ms: Time | None = None,
     disk: Disk | None = None,
     progress: Progress = no_progress,
     random_bytes: Callable[[int], bytes] = token_bytes,
@@ -91,17 +93,19 @@ def restore_backup(
         to_time_ms: records that were written later, in milliseconds since 1970, are not restored.
     """
     disk = disk or PosixDisk()
-    check_path(directory)
-    directory = directory.rstrip("/") or "/"
+    path = path_text(directory, "the directory to restore into")
+    check_path(path)
+    path = path.rstrip("/") or "/"
+    until_ms = None if to_time_ms is None else time_ms("to_time_ms", to_time_ms)
     target = BackupTarget.open(address, disk)
-    backup = _choose_backup(target, backup_id, to_time_ms)
+    backup = _choose_backup(target, backup_id, until_ms)
     loaded = load_engine_manifest(backup, f"{target.store.address}, backup {backup.id}")
-    cut = Cut(_check_cut(backup, to_seq or {}), to_time_ms)
+    cut = Cut(_check_cut(backup, to_seq or {}), until_ms)
     if problems := check_files(backup):
         raise Corrupt(target.store.address, pos=0, reason=problems[0], next_step="nothing was restored")
     _check_objects(target, backup)
-    _check_directory(disk, directory, target, sum(file.size for file in backup.files))
-    return _Restore(target, backup, loaded, disk, directory, cut, progress, random_bytes).run()
+    _check_directory(disk, path, target, sum(file.size for file in backup.files))
+    return _Restore(target, backup, loaded, disk, path, cut, progress, random_bytes).run()
 
 
 def _choose_backup(target: BackupTarget, backup_id: str | None, to_time_ms: int | None) -> BackupManifest:

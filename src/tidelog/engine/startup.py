@@ -11,11 +11,13 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace as replaced
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
+from os import PathLike
 from typing import Any, NamedTuple
 
-from tidelog.addresses import check_path, scheme_of
+from tidelog.addresses import check_path, path_text, scheme_of
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog.log import LOCK_FILE, take_lock
 from tidelog.disk.bounded_store import BoundedStore
@@ -39,6 +41,7 @@ from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
 from tidelog.errors import BadInput, Corrupt, Damaged, DiskFull, Error, NewerFormat, NotFound, Unavailable, WriteFailed
+from tidelog.times import fields_in_ms
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
 QUARANTINE_DIR = "quarantine"
@@ -71,7 +74,7 @@ class OpenedEngine(NamedTuple):
 
 
 def open_directory(
-    path: str,
+    path: str | PathLike[str],
     *,
     read_only: bool,
     disk: Disk | None,
@@ -88,7 +91,7 @@ def open_directory(
     columns until they are used; their files are not checked."""
     limits = _make_config(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
-    path = str(path).rstrip("/") or "/"
+    path = path_text(path, "the directory to open").rstrip("/") or "/"
     store = cold_store or open_cold_store(disk, path, limits)
     find_foreign = (lambda: None) if store is None else partial(find_foreign_store, disk, path, store)
     cold = ColdReader(store, limits.cold_cache_bytes, find_foreign)
@@ -183,10 +186,13 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 def _make_config(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-    try:
-        return replaced(config, **settings) if config is not None else EngineConfig(**settings)
-    except TypeError as error:
-        raise BadInput(f"unknown setting: {error}; see tidelog.engine.config.EngineConfig") from None
+    known = EngineConfig.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            nearest = get_close_matches(name[:80], known, n=1, cutoff=0.0)[0]
+            raise BadInput(f"there is no setting {name!r:.80}, the nearest is {nearest}; nothing was opened")
+    changes: dict[str, Any] = fields_in_ms(settings)
+    return replaced(config, **changes) if config is not None else EngineConfig(**changes)
 
 
 def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:

@@ -4,10 +4,11 @@ from any thread."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.disk.process import DEFER_SIGNALS, defer_signals_in
 from tidelog.engine import (
     append,
@@ -22,15 +23,16 @@ from tidelog.engine import (
     read,
     retention,
     segment_listing,
+    tables,
 )
-from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
+from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch, check_int, check_text
 from tidelog.engine.blobs import BlobFile
 from tidelog.engine.compaction import Compacted, FoundRecords, FoundRemoved, SearchRange
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.erase import ErasureReceipt
 from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
-from tidelog.engine.groups import Group
+from tidelog.engine.groups import Group, GroupList
 from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.large_append import StreamedAppend
@@ -49,11 +51,22 @@ from tidelog.engine.segment import Segment
 from tidelog.engine.segment_listing import SegmentFile, SegmentList, SegmentTableList
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
+from tidelog.engine.typed import TypedTopic
 from tidelog.errors import BadInput, NotAQueue
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
+from tidelog.times import Duration, Seconds, Time, duration_ms, time_ms
 from tidelog.types import Buffer
 from tidelog.wal import CommitFuture, Shard
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from tidelog.datasets import TopicDataset
+
+
+T = TypeVar("T")
 
 
 class TopicSize(NamedTuple):
@@ -249,10 +262,12 @@ class Topic:
 
     @property
     def name(self) -> str:
+        """Its name in the database."""
         return self._state.name
 
     @property
     def id(self) -> int:
+        """Its number in the directory; another one after a drop."""
         return self._state.id
 
     @property
@@ -262,6 +277,7 @@ class Topic:
 
     @property
     def config(self) -> TopicConfig:
+        """Its settings, all of them."""
         return self._state.config
 
     @property
@@ -400,6 +416,15 @@ class Topic:
         batch = batch_encoder.batch_from_table(self._state.context.limits, table)
         return append.submit_write(self._state, batch, key).wait()
 
+    def append_pandas(self, frame: pd.DataFrame, *, key: str | None = None) -> Appended:
+        """Write the rows of a pandas data frame as one batch. With a column `data` as `append_arrow` does; any other
+        frame becomes one JSON object a row, missing values null. The index is not written."""
+        return self.append_arrow(frames.from_pandas(frame), key=key)
+
+    def append_polars(self, frame: pl.DataFrame, *, key: str | None = None) -> Appended:
+        """`append_pandas` for a polars data frame."""
+        return self.append_arrow(frames.from_polars(frame), key=key)
+
     def append_numbered(
         self,
         tables: Iterable[pa.Table | pa.RecordBatch] | MultiBatch,
@@ -456,6 +481,7 @@ class Topic:
 
     def producer_batches(self, writer: str) -> dict[int, BatchRange]:
         """Return the last batches of this producer, by number."""
+        check_text("writer", writer)
         return producer_batches.list_batches(self._state, writer)
 
     def delete(
@@ -483,11 +509,17 @@ class Topic:
         return compaction.compact_topic(self._state, actor=actor, seal=True)
 
     def simulate_retention(
-        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: int | None = None
+        self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: Duration | None = None
     ) -> RetentionPreview:
         """Return which records these limits would evict now, and which groups have not read them; None: as configured.
         Changes nothing."""
-        return preview_retention(self._state, cap_records=cap_records, cap_bytes=cap_bytes, ttl_ms=ttl_ms)
+        kept_ms = None if ttl_ms is None else duration_ms("ttl_ms", ttl_ms)
+        return preview_retention(self._state, cap_records=cap_records, cap_bytes=cap_bytes, ttl_ms=kept_ms)
+
+    def typed(self, kind: type[T]) -> TypedTopic[T]:
+        """The same topic with records of one type: a dataclass, a `msgspec.Struct`, a TypedDict, a pydantic model. What
+        is appended is validated, and what is read is returned as objects of the type."""
+        return TypedTopic(self, kind)
 
     def queue(self) -> Queue:
         """The same topic as a queue: its jobs, delivered under leases. Raises NotAQueue if it is a log."""
@@ -557,7 +589,7 @@ class Topic:
         *,
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
-        timeout: float | None = 0.0,
+        timeout: Seconds | None = 0.0,
         strong: bool = False,
     ) -> Page:
         """Return the records after `from_seq`, the last seq the reader has; 0 before the first.
@@ -582,7 +614,7 @@ class Topic:
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
@@ -595,24 +627,24 @@ class Topic:
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[Page]: ...
 
     def follow(
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int | None = None,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[Record | Gap] | Iterator[Page]:
         """Yield records as they are written, until none arrived for `timeout` seconds; None: forever.
 
@@ -631,11 +663,11 @@ class Topic:
         self,
         from_seq: int = 0,
         *,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         on_gap: OnGap = "fail",
         strong: bool = False,
         batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: float | None = None,
+        heartbeat: Seconds | None = None,
     ) -> Iterator[pa.RecordBatch | Gap]:
         """`follow` as Arrow batches of at most `batch` records, with the columns of `to_arrow`; a heartbeat is an empty
         batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place."""
@@ -648,6 +680,13 @@ class Topic:
         """Yield all records that exist now."""
         return self.follow(timeout=0.0, on_gap="skip")
 
+    def __contains__(self, seq: object) -> bool:
+        """Whether there is a live record of this seq."""
+        check_int("seq", seq, 1, SEQ_MAX)
+        assert isinstance(seq, int), "checked"
+        records = self.read(seq - 1, 1).records
+        return bool(records) and records[0].seq == seq
+
     def scan(
         self,
         from_seq: int = 0,
@@ -657,10 +696,13 @@ class Topic:
         limit: int = SEQ_MAX,
         bytes_max: int = SEQ_MAX,
         strong: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> BulkScan:
         """Scan many records in bounded memory, as lines or as Arrow batches: at most `limit`, and about `bytes_max`
-        bytes. `strong`: as for `read`."""
-        return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max)
+        bytes, with these columns of `to_arrow`. `strong`: as for `read`."""
+        return BulkScan(
+            self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max, columns=columns
+        )
 
     @overload
     def latest(self, key: None = None, *, prefix: str = "") -> LatestTable: ...
@@ -679,23 +721,25 @@ class Topic:
         table = LatestTable(self._state, prefix)
         return table if key is None else table.get(key)
 
-    def seek(self, ts_ms: int) -> int:
-        """Return the first record of this time (milliseconds since the epoch) or later; one past the head if there is
-        none. To read from there, pass the seq before it."""
-        return segment_listing.find_seq_by_time(self._state, ts_ms)
+    def seek(self, ts_ms: Time) -> int:
+        """Return the first record of this time (a datetime, or milliseconds since the epoch) or later; one past the
+        head if there is none. To read from there, pass the seq before it."""
+        return segment_listing.find_seq_by_time(self._state, time_ms("ts_ms", ts_ms))
 
     def group(self, name: str) -> Group:
         """A named, durable cursor for consumers that share their progress. Created by its first commit."""
         return Group(self._state, name)
 
-    def groups(self) -> list[Group]:
-        """Its groups, by name."""
+    def groups(self) -> GroupList[Group]:
+        """Its groups, by name. `to_arrow` and the like return their states as a table."""
         self._state.check_open()
-        return [Group(self._state, name) for name in sorted(self._state.groups.copy())]
+        groups = [Group(self._state, name) for name in sorted(self._state.groups.copy())]
+        return GroupList(groups, [group.state() for group in groups])
 
-    def gaps(self, from_ms: int | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> GapEntries:
+    def gaps(self, from_ms: Time | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> GapEntries:
         """Return removals of its records and their causes, oldest first, since a time."""
-        return self._state.context.gap_log.read(self.name, from_ms, limit, topic_id=self.id)
+        since_ms = None if from_ms is None else time_ms("from_ms", from_ms)
+        return self._state.context.gap_log.read(self.name, since_ms, limit, topic_id=self.id)
 
     def segments(self, *, strong: bool = False, from_seq: int = 0, limit: int | None = None) -> SegmentList:
         """List its segment files at this moment; newer records are the tail.
@@ -710,6 +754,9 @@ class Topic:
     def segment(self, base: int, generation: int | None = None) -> SegmentFile | None:
         """Return the segment whose first seq is `base`, if it has files; None also if they are of another generation
         than this one."""
+        check_int("base", base, 0, SEQ_MAX)
+        if generation is not None:
+            check_int("generation", generation, 0, SEQ_MAX)
         return segment_listing.find_segment(self._state, base, generation)
 
     def add_listener(self, wake: Callable[[], None]) -> None:
@@ -718,6 +765,7 @@ class Topic:
         self._state.add_listener(wake)
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
+        """Stop calling `wake`."""
         self._state.remove_listener(wake)
 
     def to_arrow(
@@ -725,10 +773,48 @@ class Topic:
         from_seq: int = 0,
         to_seq: int | None = None,
         *,
+        since: Time | None = None,
+        until: Time | None = None,
+        columns: Sequence[str] | None = None,
+        filter: object = None,
         node: str | Sequence[str] | None = None,
         strong: bool = False,
     ) -> pa.Table:
-        """Return the records after `from_seq`, up to and including `to_seq`, as a table. The schema's metadata lists as
-        JSON the seqs of the range that are missing: `gap`, the first loss, `gaps`, all of them, and `counts`. `strong`:
-        as for `read`."""
-        return read.read_table(self._state, from_seq, to_seq, read.parse_nodes(node), strong=strong)
+        """Return the records after `from_seq`, up to and including `to_seq`, as a table.
+
+        The columns are `seq`, `ts`, `node`, `tag`, `meta` (JSON text), `data` (bytes) and `json`: whether data is JSON.
+        The schema's metadata lists as JSON the seqs that are missing: `gap`, the first loss, `gaps`, all of them, and
+        `counts`. With a filter that is about the segments that can have a match; no other is read.
+
+        Args:
+            since, until: only records of this time or later, and before that one.
+            columns: only these are read and returned.
+            filter: only records that match, such as `pyarrow.compute.field("tag") == "order-7"`.
+            node: none of these nodes.
+            strong: as for `read`.
+        """
+        from_seq, to_seq = frames.time_range(self.seek, from_seq, to_seq, since, until)
+        query = frames.TableQuery(from_seq, to_seq, columns, filter)
+        return tables.read_table(self._state, query, read.parse_nodes(node), strong=strong)
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
+
+    def to_dataset(
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        since: Time | None = None,
+        until: Time | None = None,
+        node: str | Sequence[str] | None = None,
+        strong: bool = False,
+    ) -> TopicDataset:
+        """Return the records as a dataset of Arrow, which DuckDB, polars and Arrow query lazily: only the columns of
+        the query are read, and only the segments that can match its conditions on `seq` and `ts`. Arguments as for
+        `to_arrow`."""
+        from tidelog.datasets import TopicDataset
+
+        nodes = read.parse_nodes(node)
+        return TopicDataset(self, from_seq, to_seq, since=since, until=until, nodes=nodes, strong=strong)

@@ -233,15 +233,18 @@ def _null_column(count: int) -> pa.Array:
 
 def to_arrow(rows: Rows) -> pa.RecordBatch:
     """Return the rows as an Arrow batch. `data` borrows the buffer where the values are adjacent."""
-    count = len(rows)
-    optional = [
-        _null_column(count) if span is None else to_binary_array(rows.buf, span)
-        for span in (rows.node, rows.tag, rows.meta)
-    ]
-    columns = [
-        pa.array(rows.seq),
-        pa.Array.from_buffers(_TIMESTAMP_TYPE, count, [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
-        *optional,
-        to_binary_array(rows.buf, rows.data),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([to_column(rows, name) for name in SCHEMA.names], schema=SCHEMA)
+
+
+def to_column(rows: Rows, name: str) -> pa.Array:
+    """Return one column of `SCHEMA`."""
+    match name:
+        case "seq":
+            return pa.array(rows.seq)
+        case "ts":
+            times = pa.py_buffer(np.ascontiguousarray(rows.ts_us))
+            return pa.Array.from_buffers(_TIMESTAMP_TYPE, len(rows), [None, times])
+        case "data":
+            return to_binary_array(rows.buf, rows.data)
+    span: Span | None = getattr(rows, name)
+    return _null_column(len(rows)) if span is None else to_binary_array(rows.buf, span)

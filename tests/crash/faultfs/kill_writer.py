@@ -63,7 +63,7 @@ def main(path: str, spin: int, shards: int, durability: str) -> None:
     log = tidelog.open(path, wal_shards=shards, **LIMITS)
     queue = log.queue("jobs", durability="fsync", max_deliveries=2, dead_letter="dead")
     if durability != "auto":
-        log.topic("dead", durability=durability)
+        log.topic("dead", durability=durability)  # type: ignore[arg-type]
     first = spin * 1_000_000
     work: list[tuple[Callable[..., None], tuple[object, ...]]] = [
         (put, (queue, first)),

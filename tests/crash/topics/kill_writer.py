@@ -42,7 +42,7 @@ def say(*words: object) -> None:
 
 def work(log: tidelog.Database, spin: int, thread: int, durability: str | None) -> None:
     name = sorted(TOPICS)[thread % len(TOPICS)]
-    topic = log.topic(name, durability=durability or TOPICS[name])
+    topic = log.topic(name, durability=durability or TOPICS[name])  # type: ignore[arg-type]
     number = 0
     while True:
         number += 1

@@ -273,7 +273,7 @@ def test_close_delivers_accepted_messages(env: ChannelEnv) -> None:
 # ── fifo ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def queue(env: ChannelEnv, **config: object) -> Channel:
+def queue(env: ChannelEnv, **config: Any) -> Channel:
     ann = env.channel(ANN)
     ann.join(persist=True, type="fifo", **config)
     env.channel(BOB).join()

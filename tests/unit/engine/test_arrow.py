@@ -18,10 +18,6 @@ from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 NAMES = ["seq", "ts", "node", "tag", "meta", "data", "json"]
 
 
-def text(value: bytes | None) -> str | None:
-    return value.decode() if value else None
-
-
 def rows(table: pa.Table) -> list[Record]:
     """A table as the records it stands for."""
     return [
@@ -29,8 +25,8 @@ def rows(table: pa.Table) -> list[Record]:
             row["seq"],
             int(row["ts"].timestamp() * 1000 + 0.5),
             json.loads(row["data"]) if row["json"] else row["data"],
-            text(row["tag"]),
-            text(row["node"]),
+            row["tag"] or None,
+            row["node"] or None,
             json.loads(row["meta"]) if row["meta"] else None,
         )
         for row in table.to_pylist()
@@ -66,9 +62,10 @@ def test_a_table_holds_what_pages_hold(durability: str) -> None:
     table = topic.to_arrow()
     assert table.schema.names == NAMES
     assert table.schema.field("seq").type == pa.int64()
-    assert table.schema.field("ts").type == pa.timestamp("us", tz="UTC")
+    assert table.schema.field("ts").type == pa.timestamp("ms", tz="UTC")
     assert table.schema.field("json").type == pa.bool_()
-    assert all(table.schema.field(name).type == pa.binary() for name in ("node", "tag", "meta", "data"))
+    assert all(table.schema.field(name).type == pa.string() for name in ("node", "tag", "meta"))
+    assert table.schema.field("data").type == pa.binary()
     assert rows(table) == read_topic(topic).records
     table.validate(full=True)
 

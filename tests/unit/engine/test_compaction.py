@@ -397,7 +397,7 @@ def test_the_table_as_arrow() -> None:
     put(topic, "a", "b", "a")
     found = topic.latest().to_arrow()
     assert found.column_names == ["key", "seq", "ts", "node", "tag", "meta", "data", "json"]
-    assert found["key"].to_pylist() == [b"b", b"a"]
+    assert found["key"].to_pylist() == ["b", "a"]
     assert found["seq"].to_pylist() == [2, 3]
     assert keyed(EngineHarness().log).latest().to_arrow().num_rows == 0
 

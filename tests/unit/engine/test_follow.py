@@ -14,6 +14,7 @@ from tests.unit.engine.harness import CLASSES, TIMEOUT_S, TINY, EngineHarness, r
 import tidelog
 from tidelog.database import Database
 from tidelog.engine import Gap, Page, Record, Topic, read
+from tidelog.engine.config import Durability
 from tidelog.errors import BadInput, Closed, Error, GapFound, TopicNotFound
 from tidelog.testing import ManualClock, SimDisk
 
@@ -60,7 +61,7 @@ class Waits(Event):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_follower_is_woken_by_an_append(durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_is_woken_by_an_append(durability: Durability, monkeypatch: pytest.MonkeyPatch) -> None:
     """E4, contract 2.6. Method: each record is written only after the follower has looked and found nothing, so each
     needs its own wake; one look a wake is all that is done."""
     looks = Looks(monkeypatch)

@@ -11,6 +11,7 @@ from tests.unit.engine.harness import CLASSES, EngineHarness
 
 import tidelog
 from tidelog.engine import Appended, Topic, idempotency
+from tidelog.engine.config import Durability
 from tidelog.engine.idempotency import (
     BATCHES_KEPT,
     PRODUCERS_MAX,
@@ -51,7 +52,7 @@ def test_many_tables_are_one_range_and_a_repetition_returns_it(tmp_path: Path) -
 
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_a_restart_remembers(tmp_path: Path, durability: str, checkpointed: bool) -> None:
+def test_a_restart_remembers(tmp_path: Path, durability: Durability, checkpointed: bool) -> None:
     with tidelog.open(str(tmp_path / "data"), threads=False) as log:
         topic = log.topic("orders", durability=durability, idempotency_window_ms=0)
         for number in range(3):
@@ -75,7 +76,7 @@ def test_an_ephemeral_topic_knows_numbers_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_readers_that_wait_hear_of_a_numbered_batch(durability: str) -> None:
+def test_readers_that_wait_hear_of_a_numbered_batch(durability: Durability) -> None:
     topic = EngineHarness().log.topic("orders", durability=durability)
     heard: list[int] = []
     topic.add_listener(lambda: heard.append(topic.head_seq))
@@ -107,7 +108,7 @@ def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tm
     ("durability", "restart"),
     [("ephemeral", "none"), ("disk", "none"), ("disk", "replayed"), ("disk", "checkpointed")],
 )
-def test_query_id_distinguishes_a_replay_from_a_reset(tmp_path: Path, restart: str, durability: str) -> None:
+def test_query_id_distinguishes_a_replay_from_a_reset(tmp_path: Path, restart: str, durability: Durability) -> None:
     """P8: the newest batch of the same query is a replay whatever is in it, and another query is refused."""
     with tidelog.open(str(tmp_path / "data"), threads=False) as log:
         topic = log.topic("orders", durability=durability)

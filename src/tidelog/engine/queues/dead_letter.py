@@ -316,6 +316,11 @@ class _SelectedRecords(NamedTuple):
     positions: list[int]  # of the selected ones
 
 
+def _check_rate(rate: object) -> None:
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0):
+        raise BadInput(f"rate must be a number of jobs per second above 0, not {rate!r:.80}; nothing was moved")
+
+
 def redrive_records(
     topic: TopicState,
     *,
@@ -325,8 +330,7 @@ def redrive_records(
     rate: float | None,
     limit: int | None,
 ) -> RedriveResult:
-    if rate is not None and not rate > 0:
-        raise BadInput(f"rate must be a number of jobs per second above 0, not {rate!r}; nothing was moved")
+    _check_rate(rate)
     if limit is not None:
         check_int("limit", limit, 0, SEQ_MAX)
     if to is not None:

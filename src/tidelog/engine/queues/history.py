@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from tidelog import frames
 from tidelog.disk.process import DEFER_SIGNALS
 from tidelog.engine import append, read
 from tidelog.engine.batch_encoder import Batch
@@ -103,6 +104,10 @@ HISTORY_SCHEMA: Final = pa.schema(
         pa.field("node", pa.string()),
         *(pa.field(name, pa.int64()) for name in ("lease_id", "deliveries", "waited_ms", "deadline_ms")),
     ]
+)
+# A table for users: every time is typed. The wire has `deadline_ms` as a number.
+TABLE_SCHEMA: Final = HISTORY_SCHEMA.set(
+    HISTORY_SCHEMA.get_field_index("deadline_ms"), pa.field("deadline_ms", pa.timestamp("ms", tz="UTC"))
 )
 _rows_decoder = msgspec.json.Decoder(list[HistoryRow])
 
@@ -213,6 +218,9 @@ class History:
     def __init__(self, topic: TopicState, writer: HistoryWriter) -> None:
         self._topic, self._writer = topic, writer
 
+    def __repr__(self) -> str:
+        return f"<history of queue {self._topic.name!r}>"
+
     def _flushed_topic(self) -> TopicState | None:
         self._writer.flush()
         topics = self._topic.context.topics
@@ -227,12 +235,16 @@ class History:
     def to_arrow(self) -> pa.Table:
         """Return the whole history as a table with one row per step."""
         topic = self._flushed_topic()
-        datas = [] if topic is None else read.read_table(topic, 0, None, frozenset())["data"].to_pylist()
+        datas = [] if topic is None else read.read_stored_data(topic)
         return rows_to_table(datas)
+
+    to_pandas = frames.PANDAS.of(to_arrow)
+    to_polars = frames.POLARS.of(to_arrow)
+    to_dicts = frames.DICTS.of(to_arrow)
 
 
 def rows_to_table(texts: Sequence[bytes]) -> pa.Table:
     """Return a table of steps that are given as JSON objects."""
     rows = _rows_decoder.decode(b"[" + b",".join(texts) + b"]")
-    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in HISTORY_SCHEMA]
-    return pa.table(columns, schema=HISTORY_SCHEMA)
+    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in TABLE_SCHEMA]
+    return pa.table(columns, schema=TABLE_SCHEMA)

@@ -11,7 +11,7 @@ current holder from one whose lease has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any, Unpack
@@ -39,6 +39,7 @@ from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error
 from tidelog.formats.frame import SEQ_MAX
+from tidelog.times import Duration, Seconds, Time, duration_ms, seconds, time_ms
 from tidelog.wal import CommitFuture
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class QueueOperations:
         self.topic = topic
         self._state, self._topic_state = state, state.topic
 
-    def make_request(self, node: str, most: int, lease_ms: int | None, connection: object = None) -> ClaimRequest:
+    def make_request(self, node: str, most: int, lease_ms: Duration | None, connection: object = None) -> ClaimRequest:
         """Check the arguments of a claim."""
         _check_node(node, self._topic_state.context.limits.node_bytes_max)
         check_int("most", most, 1, SEQ_MAX)
         if lease_ms is not None:
+            lease_ms = duration_ms("lease_ms", lease_ms)
             check_int("lease_ms", lease_ms, 0, TIME_MS_MAX)
         return ClaimRequest(node, most, lease_ms, connection)
 
@@ -93,10 +95,11 @@ class QueueOperations:
         return claim.submit_ack(self._state, node, seqs, lease_ids)
 
     def submit_nack(
-        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0, error: object = None
+        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: Duration = 0, error: object = None
     ) -> CommitFuture[AckResult]:
         """Submit a `nack` without waiting for it."""
         self._check_arguments(node, seqs, lease_ids)
+        delay_ms = duration_ms("delay_ms", delay_ms)
         check_int("delay_ms", delay_ms, 0, SEQ_MAX)
         return claim.submit_nack(self._state, node, seqs, lease_ids, delay_ms, error)
 
@@ -107,10 +110,11 @@ class QueueOperations:
         return dead_letter.reject_jobs(self._state, node, seqs, lease_ids, error)
 
     def submit_extend(
-        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: int
+        self, node: str, seqs: Sequence[int], lease_ids: Ids = None, *, lease_ms: Duration
     ) -> CommitFuture[ExtendResult]:
         """Submit an `extend` without waiting for it."""
         self._check_arguments(node, seqs, lease_ids)
+        lease_ms = duration_ms("lease_ms", lease_ms)
         check_int("lease_ms", lease_ms, 0, SEQ_MAX)
         return claim.submit_extend(self._state, node, seqs, lease_ids, lease_ms)
 
@@ -168,27 +172,23 @@ class Queue:
         node: str | Sequence[str | None] | None = None,
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
-        run_at_ms: int | None = None,
-        delay_ms: int | None = None,
+        run_at_ms: Time | None = None,
+        delay_ms: Duration | None = None,
         priority: int = 0,
     ) -> Appended:
         """Append jobs, as `Topic.append`. They are not claimable before `run_at_ms`, or for `delay_ms` from now; a
         higher priority is claimed first."""
-        if run_at_ms is not None and delay_ms is not None:
-            raise BadInput("run_at_ms and delay_ms exclude each other; nothing was written")
         check_int("a priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
-        for what, value in (("run_at_ms", run_at_ms), ("delay_ms", delay_ms)):
-            if value is not None:
-                check_int(what, value, 0, TIME_MS_MAX)
-        if delay_ms:
-            run_at_ms = min(self._topic_state.context.now_ms() + delay_ms, TIME_MS_MAX)
+        due_ms, wait_ms = parse_schedule(run_at_ms, delay_ms)
+        if wait_ms:
+            due_ms = min(self._topic_state.context.now_ms() + wait_ms, TIME_MS_MAX)
         count = len(records) if isinstance(records, list | tuple) else 1
-        metas: Any = add_schedule(meta, count, run_at_ms=run_at_ms, priority=priority)
+        metas: Any = add_schedule(meta, count, run_at_ms=due_ms, priority=priority)
         return self.topic.append(records, tag=tag, node=node, meta=metas, key=key)
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────
 
-    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[Job]:
+    def claim(self, node: str, most: int = 1, lease_ms: Duration | None = None) -> list[Job]:
         """Claim up to `most` jobs, each leased to `node` for `lease_ms`; fewer or none if there are no more now. With
         `claim_jitter_ms` set on the queue, this waits that long for other claimers, to share fairly with them."""
         return self._claim(self._operations.make_request(node, most, lease_ms)).jobs()
@@ -205,11 +205,12 @@ class Queue:
             self.nack(request.node, leased.seqs, leased.lease_ids)
 
     def work(
-        self, node: str, most: int = 1, lease_ms: int | None = None, timeout: float | None = None
+        self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> Iterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
-        return self._work(self._operations.make_request(node, most, lease_ms, object()), timeout)
+        request = self._operations.make_request(node, most, lease_ms, object())
+        return self._work(request, seconds("timeout", timeout))
 
     def _work(self, request: ClaimRequest, timeout: float | None) -> Iterator[Job]:
         woken = Event()
@@ -248,6 +249,11 @@ class Queue:
         return worker_for(self, **options)
 
     @property
+    def name(self) -> str:
+        """The name of its topic."""
+        return self._topic_state.name
+
+    @property
     def lease_ms(self) -> int:
         """How long a claim holds a job, unless it says otherwise."""
         return self._topic_state.config.lease_ms
@@ -264,7 +270,7 @@ class Queue:
         node: str,
         seqs: JobsOrSeqs,
         lease_ids: Ids = None,
-        delay_ms: int = 0,
+        delay_ms: Duration = 0,
         *,
         error: BaseException | str | None = None,
     ) -> AckResult:
@@ -279,7 +285,7 @@ class Queue:
         """Move jobs that no retry can save to the dead-letter topic now. Raises BadInput for a queue without one."""
         return self._operations.reject(node, *split_jobs(seqs, lease_ids), error)
 
-    def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: int) -> ExtendResult:
+    def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: Duration) -> ExtendResult:
         """Extend the leases of these jobs to `lease_ms` from now."""
         return self._operations.submit_extend(node, *split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
 
@@ -322,6 +328,7 @@ class Queue:
         self._state.add_listener(wake)
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
+        """Stop calling `wake`."""
         self._state.remove_listener(wake)
 
     def history(self) -> History:
@@ -346,10 +353,30 @@ def _check_node(node: object, limit: int) -> None:
         raise BadInput(f"node must be text of 1 to {limit} bytes, not {node!r:.80}; nothing was done")
 
 
+def _check_jobs(given: object, lease_ids: object) -> None:
+    if not isinstance(given, Job | int | Iterable) or isinstance(given, str | bytes):
+        raise BadInput(f"jobs are `Job`s or seqs, not {given!r:.80}; nothing was done")
+    if lease_ids is not None and not isinstance(lease_ids, list | tuple | range):
+        raise BadInput(f"lease_ids are a list with one for each job, not {lease_ids!r:.80}; nothing was done")
+
+
 def split_jobs(given: JobsOrSeqs, lease_ids: Ids) -> tuple[list[int], Ids]:
     """Return seqs and lease ids of jobs or seqs."""
+    _check_jobs(given, lease_ids)
     items: list[Job | int] = [given] if isinstance(given, Job | int) else list(given)
     seqs = [item.seq if isinstance(item, Job) else item for item in items]
     if lease_ids is None and any(isinstance(item, Job) for item in items):
         return seqs, [item.lease_id if isinstance(item, Job) else None for item in items]
     return seqs, lease_ids
+
+
+def parse_schedule(run_at_ms: Time | None, delay_ms: Duration | None) -> tuple[int | None, int | None]:
+    """When a job that is put is due, or how long it waits, in milliseconds."""
+    if run_at_ms is not None and delay_ms is not None:
+        raise BadInput("run_at_ms and delay_ms exclude each other; nothing was written")
+    due_ms = None if run_at_ms is None else time_ms("run_at_ms", run_at_ms)
+    wait_ms = None if delay_ms is None else duration_ms("delay_ms", delay_ms)
+    for what, value in (("run_at_ms", due_ms), ("delay_ms", wait_ms)):
+        if value is not None:
+            check_int(what, value, 0, TIME_MS_MAX)
+    return due_ms, wait_ms

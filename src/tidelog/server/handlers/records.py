@@ -321,7 +321,16 @@ async def read_records(context: RequestContext) -> Stream:
     nodes, show = _excluded_nodes(context.request.query), _shown_fields(context)
     bytes_max = query.number("bytes_max", 0) or SEQ_MAX
     strong = wants_strong_read(context)
-    start_scan = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, bytes_max=bytes_max, strong=strong)
+    start_scan = partial(
+        topic.scan,
+        from_seq,
+        to_seq,
+        nodes=nodes,
+        limit=limit,
+        bytes_max=bytes_max,
+        strong=strong,
+        columns=_shown_columns(show) if kind == ARROW else None,
+    )
     scan = await service.run_blocking(start_scan)
     if kind == ARROW:
         metadata = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap_json(scan)}
@@ -433,6 +442,11 @@ def _shown_fields(context: RequestContext) -> FieldSelection:
     )
 
 
+def _shown_columns(show: FieldSelection) -> list[str]:
+    hidden = {"tag": show.tags, "meta": show.meta, "data": show.data, "json": show.data}
+    return [name for name in SCHEMA.names if hidden.get(name, True)]
+
+
 def _gap_json(scan: BulkScan) -> dict[str, Any] | None:
     return None if scan.gap is None else scan.gap._asdict()
 
@@ -459,18 +473,17 @@ def _split_text(text: bytes) -> list[bytes]:
 
 
 def _arrow_chunks(scan: BulkScan, show: FieldSelection, metadata: dict[str, Any]) -> Iterator[list[bytes]]:
-    hidden = {"tag": show.tags, "meta": show.meta, "data": show.data, "json": show.data}
-    columns = [name for name in SCHEMA.names if hidden.get(name, True)]
+    columns = _shown_columns(show)
     start = {**metadata, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
     schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_arrow_metadata(start))
     sink = _ArrowSink()
     with pa.ipc.new_stream(sink, schema) as writer:
 
         def encode(batch: pa.RecordBatch) -> list[bytes]:
-            writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
             return sink.take_chunks()
 
-        yield from map(encode, scan.iter_arrow_batches())
+        yield from map(encode, scan.iter_stored_batches())
         empty = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         writer.write_batch(empty, custom_metadata=_arrow_metadata(_end_json(scan)))
     yield sink.take_chunks()

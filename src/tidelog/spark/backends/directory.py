@@ -178,7 +178,7 @@ class DirectoryBackend:
 
     def account_missing(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
         scan = self._get_topic(topic).scan(first - 1, stop - 1)
-        for batch in scan.iter_arrow_batches():
+        for batch in scan.iter_stored_batches():
             raise Corrupt(self._path, pos=0, reason=f"{topic}: {batch.num_rows} records where none should be")
         gaps = _scan_gaps(topic, scan)
         return clip_counts(scan.counts, gaps, first, stop), gaps
@@ -198,7 +198,7 @@ class DirectoryBackend:
         scan = self._get_topic(topic).scan(first - 1, stop - 1)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
-            for batch in scan.iter_arrow_batches():
+            for batch in scan.iter_stored_batches():
                 writer.write_batch(batch)
         gaps = _scan_gaps(topic, scan)
         counts = scan.counts._replace(rows=0) if scan.counts.rows else clip_counts(scan.counts, gaps, first, stop)
@@ -383,7 +383,7 @@ def _read_records(topic: Topic, read_range: ReadRange, at: int) -> Iterator[Read
                 f"{topic.name} ends at seq {scan.head_seq} here and at {read_range.stop - 1} where the query was "
                 "planned; nothing was written, run it again when this executor sees the same directory"
             )
-        batches = scan.iter_arrow_batches()
+        batches = scan.iter_stored_batches()
         first = next(batches, None)
         if first is None and scan.next_from_seq >= read_range.stop - 1:
             gaps = _scan_gaps(topic.name, scan)

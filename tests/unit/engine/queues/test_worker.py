@@ -103,7 +103,7 @@ def test_a_failing_job_is_delayed_longer_each_time(jobs: Queue) -> None:
     delays: list[int] = []
     real = jobs.nack
 
-    def nack(node: str, seqs: Any, lease_ids: Any = None, delay_ms: int = 0, *, error: Any = None) -> AckResult:
+    def nack(node: str, seqs: Any, lease_ids: Any = None, delay_ms: Any = 0, *, error: Any = None) -> AckResult:
         delays.append(delay_ms)
         return real(node, seqs, lease_ids, error=error)
 
