@@ -134,17 +134,30 @@ class Database:
 
     def topic(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> Topic:
         """Return the topic of this name; create it if there is none. Given config fields are set, others stay.
-        `max_deliveries` of a queue needs a `dead_letter`."""
+        `max_deliveries` of a queue needs a `dead_letter`.
+
+        >>> log.topic("events", ttl_ms=timedelta(days=7), durability="fsync")
+        <topic 'events', head 0>
+        """
         return self._engine.topic(name, create=create, **config)
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
         """Create or configure a topic as a whole: fields that are not given take their defaults. Return the topic and
-        whether it was created. `max_deliveries` of a queue needs a `dead_letter`."""
+        whether it was created. `max_deliveries` of a queue needs a `dead_letter`.
+
+        >>> topic, created = log.configure("events", {"cap_records": 1000})
+        >>> created, topic.config.cap_records
+        (True, 1000)
+        """
         check_deliveries(TopicConfig.make(fields))
         return self._engine.configure(name, fields)
 
     def queue(self, /, name: str, *, create: bool = True, **config: Unpack[TopicFields]) -> Queue:
-        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name."""
+        """`topic` for a queue. Raises NotAQueue if there is a topic of another type with this name.
+
+        >>> log.queue("jobs", lease_ms=timedelta(minutes=1)).put("hello").seqs
+        range(1, 2)
+        """
         return self._engine.queue(name, create=create, **config)
 
     find = _of_engine(Engine.find)
@@ -171,23 +184,39 @@ class Database:
 
     @property
     def report(self) -> RecoveryReport:
-        """What recovery found and did, and errors of background work since."""
+        """What recovery found and did, and errors of background work since.
+
+        >>> log.report.clean
+        True
+        """
         return self._engine.report
 
     @property
     def limits(self) -> EngineConfig:
-        """The settings that the directory was opened with."""
+        """The settings that the directory was opened with.
+
+        >>> log.limits.batch_records_max
+        10000
+        """
         return self._engine.limits
 
     # ── channels ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def channels(self) -> ChannelManager:
-        """All channels; restored on first use."""
+        """All channels; restored on first use.
+
+        >>> log.channels.channel_names()
+        ['!support@example.org', '!tasks@example.org']
+        """
         return self._channels.manager()
 
     def channel(self, name: str, *, user: User = OPERATOR, token: str | None = None) -> Channel:
-        """Return a handle of a channel for `user`. With a hook, the hook authenticates the user by `token`."""
+        """Return a handle of a channel for `user`. With a hook, the hook authenticates the user by `token`.
+
+        >>> log.channel("!support@example.org", user="ann@example.org").members()
+        ('ann@example.org',)
+        """
         rules.check_channel(name)
         manager, hook = self._channels.manager(), self._channels.hook
         if not isinstance(user, Operator):
@@ -220,6 +249,10 @@ class Database:
             accept_damage: back up files that do not verify, and name them in the result, instead of raising Corrupt.
             rate_bytes_per_s: read no more than this, so that writers have the rest of the disk.
             progress: called as `progress(name, done, total)`, in bytes.
+
+        >>> made = log.backup("backups")
+        >>> made.topics, made.channels
+        ({'orders': 3, 'mails-dead': 0, 'mails': 2}, 2)
         """
         return create_backup(
             self._engine,
@@ -235,19 +268,33 @@ class Database:
     # ── maintenance ───────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Run the background work that is due; for a database opened without threads."""
+        """Run the background work that is due; for a database opened without threads.
+
+        >>> log.tick()
+        """
         try:
             self._engine.tick()
         finally:
             self._channels.tick()
 
     def refresh(self) -> None:
-        """Of a read-only database: read again what the writer has written since."""
+        """Of a read-only database: read again what the writer has written since.
+
+        >>> reader = tidelog.open("data", read_only=True, disk=disk, clock=clock)
+        >>> reader.refresh()
+        >>> reader.topic("orders", create=False).head_seq
+        3
+        """
         self._engine.refresh()
         self._channels.close()
 
     def close(self) -> None:
-        """Make everything acknowledged durable and release the directory. Closing twice has no effect."""
+        """Make everything acknowledged durable and release the directory. Closing twice has no effect.
+
+        >>> log.close()
+        >>> log
+        <database 'data', closed>
+        """
         if self._engine.context.closed:
             return
         try:

@@ -235,19 +235,31 @@ PANDAS: Final[Form[pd.DataFrame]] = Form(
     "pandas",
     "pandas",
     to_pandas,
-    """`to_arrow` as a pandas data frame: the same arguments and columns. Needs the extra `frames`.""",
+    """`to_arrow` as a pandas data frame: the same arguments and columns. Needs the extra `frames`.
+
+    >>> orders.to_pandas(columns=["seq"])["seq"].tolist()
+    [1, 2, 3]
+    """,
 )
 POLARS: Final[Form[pl.DataFrame]] = Form(
     "polars",
     "polars",
     to_polars,
-    """`to_arrow` as a polars data frame: the same arguments and columns. Needs the extra `frames`.""",
+    """`to_arrow` as a polars data frame: the same arguments and columns. Needs the extra `frames`.
+
+    >>> orders.to_polars(columns=["seq"])["seq"].to_list()
+    [1, 2, 3]
+    """,
 )
 DICTS: Final = Form(
     "dicts",
     None,
     to_dicts,
-    """`to_arrow` as a list with one dict for each row: the same arguments. Times are datetimes, JSON is decoded.""",
+    """`to_arrow` as a list with one dict for each row: the same arguments. Times are datetimes, JSON is decoded.
+
+    >>> orders.to_dicts(columns=["seq", "data"])[0]
+    {'seq': 1, 'data': {'sku': 'A'}}
+    """,
 )
 
 

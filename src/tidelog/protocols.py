@@ -487,6 +487,10 @@ class Queue(Protocol):
 class Subscription(Protocol):
     """The events of one channel for one subscriber."""
 
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
     @property
     def channel(self) -> str: ...
     @property

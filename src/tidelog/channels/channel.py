@@ -77,14 +77,22 @@ class Channel:
     # ── members ───────────────────────────────────────────────────────────────────────────────
 
     def join(self, **config: Unpack[ChannelSettings]) -> Channel:
-        """Become a member. The first member creates the channel with the given settings and owns it."""
+        """Become a member. The first member creates the channel with the given settings and owns it.
+
+        >>> bob.join().members()
+        ('ann@example.org', 'bob@example.org')
+        """
         settings = fields_in_ms(config)
         membership.join(self._manager, self.name, self._require_user("join"), config=settings, source=self._source)
         return self
 
     def leave(self) -> str | None:
         """End the membership and return the owner afterwards. When the last member leaves, or the owner of a fifo
-        channel, the channel is deleted, and this returns None."""
+        channel, the channel is deleted, and this returns None.
+
+        >>> bob.join().leave()
+        'ann@example.org'
+        """
         membership.leave(self._manager, self.name, self._require_user("leave"), source=self._source)
         return self._current_owner()
 
@@ -95,16 +103,30 @@ class Channel:
             return None
 
     def invite(self, user: str) -> None:
-        """Make another user a member; owner only."""
+        """Make another user a member; owner only.
+
+        >>> support.invite("bob@example.org")
+        >>> support.members()
+        ('ann@example.org', 'bob@example.org')
+        """
         membership.join(self._manager, self.name, user, by=self.user, source=self._source)
 
     def kick(self, user: str) -> str | None:
-        """End the membership of another user and return the owner afterwards, as `leave`; owner only."""
+        """End the membership of another user and return the owner afterwards, as `leave`; owner only.
+
+        >>> support.invite("bob@example.org")
+        >>> support.kick("bob@example.org")
+        'ann@example.org'
+        """
         membership.leave(self._manager, self.name, user, by=self.user, source=self._source)
         return self._current_owner()
 
     def members(self, page: int = 1, page_size: int = 100) -> tuple[str, ...]:
-        """Return one page of the members, sorted by name; pages count from 1. Members only."""
+        """Return one page of the members, sorted by name; pages count from 1. Members only.
+
+        >>> support.members()
+        ('ann@example.org',)
+        """
         return rules.page_of(self._visible_meta().members, page, page_size)
 
     # ── settings and access lists ─────────────────────────────────────────────────────────────
@@ -115,46 +137,84 @@ class Channel:
         return meta
 
     def state(self) -> ChannelInfo:
-        """Return owner, settings and members. Members only."""
+        """Return owner, settings and members. Members only.
+
+        >>> support.state().owner
+        'ann@example.org'
+        """
         meta = self._visible_meta()
         return ChannelInfo(meta.handler, meta.owner, meta.config, meta.members)
 
     def configure(self, /, **changes: Unpack[ChannelSettings]) -> ChannelConfig:
-        """Change settings and return all of them; owner only. Settings that are not named keep their values."""
+        """Change settings and return all of them; owner only. Settings that are not named keep their values.
+
+        >>> support.configure(max_clients=5).max_clients
+        5
+        """
         settings = fields_in_ms(changes)
         return membership.configure(self._manager, self.name, self.user, settings, source=self._source).config
 
     def acl(self, kind: str) -> tuple[str, ...]:
-        """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
+        """Return one of the access lists (join, publish, read); owner only. An empty list allows every user.
+
+        >>> support.acl("publish")
+        ()
+        """
         meta = self._manager.meta(self.name)
         rules.check_owner(meta, self.user, "see its lists")
         return rules.entries_for(meta.acl, kind)
 
     def allow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Add users or domains to an access list and return it; owner only."""
+        """Add users or domains to an access list and return it; owner only.
+
+        >>> support.allow("publish", "ann@example.org")
+        ('ann@example.org',)
+        """
         return self.change_acl(kind, add=entries)
 
     def disallow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Remove users or domains from an access list and return it; owner only."""
+        """Remove users or domains from an access list and return it; owner only.
+
+        >>> support.allow("publish", "ann@example.org")
+        ('ann@example.org',)
+        >>> support.disallow("publish", "ann@example.org")
+        ()
+        """
         return self.change_acl(kind, remove=entries)
 
     def change_acl(self, kind: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[str, ...]:
-        """Add and remove entries of an access list in one change, and return it; owner only."""
+        """Add and remove entries of an access list in one change, and return it; owner only.
+
+        >>> support.change_acl("read", add=["example.org"])
+        ('example.org',)
+        """
         return membership.set_acl(self._manager, self.name, self.user, kind, add=add, remove=remove)
 
     def delete(self) -> bool:
-        """Delete the channel with its messages; owner only. Return whether there was one."""
+        """Delete the channel with its messages; owner only. Return whether there was one.
+
+        >>> support.delete()
+        True
+        """
         return membership.delete(self._manager, self.name, self.user, source=self._source)
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────
 
     def publish(self, payload: bytes, *, qos: int = 1) -> Ack:
         """Publish one message. On return with qos 1 it is in the log, synced as the channel is configured, and in the
-        queue of every subscriber; with qos 0 it was accepted."""
+        queue of every subscriber; with qos 0 it was accepted.
+
+        >>> support.publish(b"hello").seq
+        1
+        """
         return self.publish_many([payload], qos=qos)
 
     def publish_many(self, payloads: Sequence[bytes], *, qos: int = 1) -> Ack:
-        """Publish several messages with consecutive seqs, one timestamp and one sync."""
+        """Publish several messages with consecutive seqs, one timestamp and one sync.
+
+        >>> support.publish_many([b"hello", b"again"]).seq
+        2
+        """
         future = self.submit(payloads, qos=qos)
         if qos == 0:
             future.deliver()
@@ -163,7 +223,11 @@ class Channel:
 
     def submit(self, payloads: Sequence[bytes], *, qos: int = 1) -> PublishFuture:
         """`publish_many` for an event loop: accepted on return. `PublishFuture.wait` or, for qos 0, `deliver`, called
-        in another thread, commits it; otherwise the next tick delivers it."""
+        in another thread, commits it; otherwise the next tick delivers it.
+
+        >>> support.submit([b"hello"]).wait().seq
+        1
+        """
         rules.check_payloads(payloads)
         manager, channel, user = self._manager, rules.check_channel(self.name), self._require_user("publish")
         rules.check_user(user)
@@ -184,7 +248,14 @@ class Channel:
 
     def subscribe(self, *, wake: Callable[[], object] | None = None, queue_max: int | None = None) -> Subscription:
         """Receive messages and presence events from now on; members only. Messages are delivered only to users whom
-        the read list allows."""
+        the read list allows.
+
+        >>> with bob.join().subscribe() as events:
+        ...     support.publish(b"hello").seq
+        ...     [event.payload for event in events.wait(timeout=1)]
+        1
+        [b'hello']
+        """
         manager, channel, user = self._manager, rules.check_channel(self.name), self._require_user("subscribe")
         rules.check_user(user)
         limit = manager.limits.queue_max
@@ -225,7 +296,13 @@ class Channel:
     ) -> HistoryPage:
         """Return a page of delivered messages, oldest first: from a seq, the newest n, or from a time; up to a seq or a
         time. For members who may read. A start before the oldest kept message is moved there. At most `history_max`,
-        or `limit`, messages."""
+        or `limit`, messages.
+
+        >>> support.publish_many([b"hello", b"again"]).seq
+        2
+        >>> [message.payload for message in support.history(newest=1).messages]
+        [b'again']
+        """
         since_ms = None if since_ms is None else time_ms("since_ms", since_ms)
         until_ms = None if until_ms is None else time_ms("until_ms", until_ms)
         _check_range(first, last, newest, since_ms, until_ms, limit)
@@ -263,13 +340,25 @@ class Channel:
 
     def bounds(self) -> tuple[int, int]:
         """Return the first and the last seq of the history; if it is empty, the last is one less than the first. For
-        members who may read."""
+        members who may read.
+
+        >>> support.publish_many([b"hello", b"again"]).seq
+        2
+        >>> support.bounds()
+        (1, 2)
+        """
         with _PinnedLog(self._manager, rules.check_channel(self.name), self.user) as reading:
             return (1, 0) if reading.log is None else (reading.log.first_seq, reading.delivered_seq)
 
     def holes(self) -> list[tuple[int, int]]:
         """Return the ranges of seqs that a power cut lost before their sync, first and last of each. For members who
-        may read. The program can publish or push these messages again."""
+        may read. The program can publish or push these messages again.
+
+        >>> support.publish(b"hello").seq
+        1
+        >>> support.holes()
+        []
+        """
         manager, channel = self._manager, rules.check_channel(self.name)
         with manager.locked(channel, write=False):
             state = manager.get_readable_channel(channel)
@@ -282,7 +371,11 @@ class Channel:
     # ── fifo ──────────────────────────────────────────────────────────────────────────────────
 
     def push(self, payload: bytes) -> Message:
-        """Append one message to a fifo channel; owner only."""
+        """Append one message to a fifo channel; owner only.
+
+        >>> tasks.push(b"first").seq
+        1
+        """
         manager, user = self._manager, self._require_user("push")
         _check_payloads([payload])
         with manager.metrics.counted("fifo_pushes"), manager.locked(rules.check_channel(self.name)):
@@ -298,7 +391,13 @@ class Channel:
 
     def pop(self) -> Message:
         """Remove and return the oldest message of a fifo channel. No other pop returns it, also after a crash. For
-        members who may read."""
+        members who may read.
+
+        >>> tasks.push(b"first").seq
+        1
+        >>> tasks.pop().payload
+        b'first'
+        """
         manager, user = self._manager, self._require_user("pop")
         with manager.metrics.counted("fifo_pops"), manager.locked(rules.check_channel(self.name)):
             state = self._fifo_state()
@@ -309,7 +408,13 @@ class Channel:
             return message
 
     def clear(self) -> int:
-        """Drop every waiting message of a fifo channel, repair a lost cursor, and return their number; owner only."""
+        """Drop every waiting message of a fifo channel, repair a lost cursor, and return their number; owner only.
+
+        >>> tasks.push(b"first").seq
+        1
+        >>> tasks.clear(), len(tasks)
+        (1, 0)
+        """
         manager = self._manager
         with manager.metrics.counted("fifo_clears"), manager.locked(rules.check_channel(self.name)):
             state = self._fifo_state()

@@ -29,7 +29,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Event
-from typing import Literal, NamedTuple, TypeAlias
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 from tidelog.channels import rules
 from tidelog.channels.metrics import SUCCESS, ChannelMetrics
@@ -115,6 +116,14 @@ class Subscription:
         self._queue_max, self._wake, self._on_close = queue_max, wake, on_close
         self._needs_wake = True
         self._event: Event | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<subscription of channel {self.channel!r}{', closed' if self.closed else ''}>"

@@ -287,7 +287,11 @@ class Engine:
                 self._drop_topic(topic)
 
     def find(self, name: str) -> Topic | None:
-        """Return the topic of this name, or None."""
+        """Return the topic of this name, or None.
+
+        >>> log.find("orders"), log.find("none")
+        (<topic 'orders', head 3>, None)
+        """
         self._check_open()
         return None if (topic := self._find_topic(name)) is None else Topic(topic)
 
@@ -297,7 +301,11 @@ class Engine:
         return self._find_topic(name)
 
     def names(self) -> list[str]:
-        """Return the names of all topics, sorted."""
+        """Return the names of all topics, sorted.
+
+        >>> log.names()
+        ['mails', 'mails-dead', 'orders']
+        """
         self._check_open()
         return list(self.iter_names())
 
@@ -314,7 +322,11 @@ class Engine:
 
     def topics(self, prefix: str = "", *, after: str = "", limit: int | None = None) -> list[TopicInfo]:
         """Return the state of topics, by name: those that begin with `prefix` and come after `after`, at most `limit`.
-        Internal topics are included if `prefix` starts with theirs."""
+        Internal topics are included if `prefix` starts with theirs.
+
+        >>> [(state.topic, state.count) for state in log.topics("mails")]
+        [('mails', 2), ('mails-dead', 0)]
+        """
         self._check_open()
         check_text("prefix", prefix)
         check_text("after", after)
@@ -366,7 +378,13 @@ class Engine:
         after_seq: int = 0,
     ) -> GapEntries:
         """Return which records were removed and why, oldest first: of one topic, also a dropped one, or of all; since a
-        time; after the entry with the seq `after_seq`."""
+        time; after the entry with the seq `after_seq`.
+
+        >>> orders.delete(seqs=[2]).deleted
+        1
+        >>> [(gap.topic, gap.cause, gap.first) for gap in log.gaps()]
+        [('orders', 'delete', 2)]
+        """
         self._check_open()
         since_ms = None if from_ms is None else time_ms("from_ms", from_ms)
         check_int("after_seq", after_seq, 0, frame.SEQ_MAX)
@@ -399,7 +417,11 @@ class Engine:
 
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
         """Remove a topic with all its records; return False if there is none. A new topic of its name starts at seq
-        1."""
+        1.
+
+        >>> log.drop("orders"), log.drop("orders")
+        (True, False)
+        """
         check_text("the name of a topic", name)
         return self.drop_with_routers(name, if_empty=if_empty, actor=actor) is not None
 
@@ -548,7 +570,11 @@ class Engine:
         return StagingArea(self._context.disk, self._context.root)
 
     def health(self) -> HealthState:
-        """Return the state of background work, the age of the last checkpoint, and damage found."""
+        """Return the state of background work, the age of the last checkpoint, and damage found.
+
+        >>> log.health().ok
+        True
+        """
         self._check_open()
         return self._checkpoints.health()
 
@@ -559,13 +585,21 @@ class Engine:
         return bool(self._threads) and self._checkpoints.is_lagging
 
     def corruption(self) -> tuple[Corruption, ...]:
-        """Return stored bytes that did not verify since the directory was opened, each place once."""
+        """Return stored bytes that did not verify since the directory was opened, each place once.
+
+        >>> log.corruption()
+        ()
+        """
         return self._context.health.corrupt_places()
 
     # ── tiers ─────────────────────────────────────────────────────────────────────────────────
 
     def tier_status(self) -> TierStatus:
-        """Return where segments are, and what was moved and read since the directory was opened."""
+        """Return where segments are, and what was moved and read since the directory was opened.
+
+        >>> print(log.tier_status().store)
+        None
+        """
         self._check_open()
         return self._tiers.status()
 
@@ -576,7 +610,13 @@ class Engine:
         return None if store is None else store.address
 
     def segment_places(self, topic: str | None = None) -> list[SegmentPlace]:
-        """Return where each sealed segment of a topic, or of all topics, is."""
+        """Return where each sealed segment of a topic, or of all topics, is.
+
+        >>> orders.seal()
+        >>> log.checkpoint()
+        >>> [(place.first_seq, place.tier) for place in log.segment_places("orders")]
+        [(1, 'hot')]
+        """
         self._check_open()
         return list(self._tiers.places(self._named_topics(topic)))
 
@@ -588,6 +628,10 @@ class Engine:
 
         Raises:
             StoreUnavailable: there is no store, or it does not answer. What was moved before stays moved.
+
+        >>> with tidelog.open("other", disk=disk, threads=False, cold="cold") as tiered:
+        ...     tiered.relocate().segments
+        0
         """
         self._check_writable()
         self.checkpoint()
@@ -604,6 +648,10 @@ class Engine:
 
         Raises:
             StoreUnavailable: there is no store, or it does not answer. What was recalled before stays on the disk.
+
+        >>> with tidelog.open("other", disk=disk, threads=False, cold="cold") as tiered:
+        ...     tiered.recall("events" if "events" in tiered else None).segments
+        0
         """
         self._check_writable()
         moved = self._tiers.recall(self._named_topics(topic), first_seq, last_seq)
@@ -611,7 +659,11 @@ class Engine:
         return moved
 
     def claim_cold_store(self) -> None:
-        """Take the cold store from another copy of this database, which may no longer write there."""
+        """Take the cold store from another copy of this database, which may no longer write there.
+
+        >>> with tidelog.open("other", disk=disk, threads=False, cold="cold") as tiered:
+        ...     tiered.claim_cold_store()
+        """
         self._check_writable()
         self._tiers.claim()
 
@@ -651,6 +703,13 @@ class Engine:
         `filter` is a tag, the start of a tag and `*`, or `["tag", "Eq" | "Glob", text]`: records without such a tag are
         not copied. An existing router of this name is changed: options that are not given take their defaults, and its
         copies stay. If this raises, nothing was created.
+
+        >>> log.router("audit", "orders", "copies", filter="order-*").created
+        True
+        >>> orders.append({"sku": "D"}, tag="order-8").seqs
+        range(4, 5)
+        >>> log.find_router("audit").forwarded_total
+        1
         """
         check_router_name(name)
         if guarantee not in GUARANTEES:
@@ -694,14 +753,26 @@ class Engine:
         return require_router(self._router_manager.state(name, created=not exists), name)
 
     def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
-        """Return the router of this name, or None; `fresh`: after it has copied all records of its source."""
+        """Return the router of this name, or None; `fresh`: after it has copied all records of its source.
+
+        >>> log.router("audit", "orders", "copies").source
+        'orders'
+        >>> log.find_router("audit").dest, log.find_router("none")
+        ('copies', None)
+        """
         self._check_open()
         check_text("the name of a router", name)
         return self._router_manager.state(name, fresh=fresh)
 
     def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
         """Return the routers by name: those that start with `prefix`, from `source`, to `dest`. Pending copies are not
-        waited for."""
+        waited for.
+
+        >>> log.router("audit", "orders", "copies").router
+        'audit'
+        >>> [router.router for router in log.routers(source="orders")]
+        ['audit']
+        """
         self._check_open()
         return self._router_manager.states(prefix, source, dest)
 
@@ -710,7 +781,13 @@ class Engine:
         return len(self._router_manager)
 
     def drop_router(self, name: str) -> bool:
-        """Drop a router; return False if there is none. Its copies stay. On return the drop survives a crash."""
+        """Drop a router; return False if there is none. Its copies stay. On return the drop survives a crash.
+
+        >>> log.router("audit", "orders", "copies").created
+        True
+        >>> log.drop_router("audit"), log.drop_router("audit")
+        (True, False)
+        """
         check_text("the name of a router", name)
         with self._registry_lock:
             self._check_writable()
@@ -842,7 +919,15 @@ class Engine:
 
     def rewrite(self, name: str, *, force: bool = False, progress: RewriteProgress | None = None) -> RewriteResult:
         """Give the sealed segments of a topic new files without the bytes of deleted records: those with enough of
-        them, or with `force` all that have any. On return the old files are removed."""
+        them, or with `force` all that have any. On return the old files are removed.
+
+        >>> orders.seal()
+        >>> log.checkpoint()
+        >>> orders.delete(seqs=[1]).deleted
+        1
+        >>> log.rewrite("orders", force=True).records_removed
+        1
+        """
         self._check_writable()
         topic = self._find_topic(name)
         if topic is None:
@@ -863,7 +948,12 @@ class Engine:
         progress: EraseProgress = lambda *_: None,
     ) -> ErasureReceipt:
         """Delete records of a topic by tag (as in `Topic.delete`) or by seq, and remove their bytes from every file of
-        the directory. The receipt names all files, and what cannot be reached."""
+        the directory. The receipt names all files, and what cannot be reached.
+
+        >>> receipt = log.erase("orders", match="order-7")
+        >>> receipt.records, receipt.hash == receipt.computed_hash()
+        (3, True)
+        """
         self._check_writable()
         topic = self._find_topic(name)
         if topic is None:
@@ -871,12 +961,23 @@ class Engine:
         return self._eraser.erase(topic, match=match, seqs=seqs, actor=actor, progress=progress)
 
     def erasures(self) -> list[ErasureReceipt]:
-        """Return the receipts of all erasures in the gap log, oldest first."""
+        """Return the receipts of all erasures in the gap log, oldest first.
+
+        >>> log.erase("orders", match="order-7").number
+        1
+        >>> [receipt.topic for receipt in log.erasures()]
+        ['orders']
+        """
         self._check_open()
         return [msgspec.json.decode(row.about.encode(), type=ErasureReceipt) for row in self._gap_log.read_erasures()]
 
     def verify_erasures(self, receipt: ErasureReceipt | None = None) -> ChainCheck:
-        """Verify the chain of receipts in the gap log; `receipt`, which a caller kept, must be part of it."""
+        """Verify the chain of receipts in the gap log; `receipt`, which a caller kept, must be part of it.
+
+        >>> receipt = log.erase("orders", match="order-7")
+        >>> log.verify_erasures(receipt).ok
+        True
+        """
         self._check_open()
         return verify_chain(self._gap_log.read_erasures(), receipt)
 
@@ -886,7 +987,12 @@ class Engine:
         return self._rewriter.stats
 
     def checkpoint(self) -> None:
-        """Copy records that only the WAL has into segments, and truncate the WAL. On an error nothing has changed."""
+        """Copy records that only the WAL has into segments, and truncate the WAL. On an error nothing has changed.
+
+        >>> log.checkpoint()
+        >>> len(orders.segments().segments)
+        1
+        """
         self._check_writable()
         self._router_manager.run_until_idle()
         self._checkpoints.checkpoint()

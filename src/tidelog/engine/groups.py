@@ -249,38 +249,67 @@ class Group:
 
     @property
     def topic(self) -> str:
-        """The name of its topic."""
+        """The name of its topic.
+
+        >>> readers.topic
+        'orders'
+        """
         return self._topic.name
 
     @property
     def exists(self) -> bool:
-        """Whether it was created, by a commit, a reset, a hold or `begin`."""
+        """Whether it was created, by a commit, a reset, a hold or `begin`.
+
+        >>> readers.exists
+        False
+        """
         return self.name in self._topic.groups
 
     @property
     def position(self) -> int:
-        """The last seq that was committed; 0 before the first commit."""
+        """The last seq that was committed; 0 before the first commit.
+
+        >>> readers.position
+        0
+        """
         cursor = self._topic.groups.get(self.name)
         return 0 if cursor is None else cursor.seq
 
     @property
     def hold_bytes(self) -> int:
-        """How many bytes of unread records it keeps from retention; 0: none."""
+        """How many bytes of unread records it keeps from retention; 0: none.
+
+        >>> readers.hold_bytes
+        0
+        """
         cursor = self._topic.groups.get(self.name)
         return 0 if cursor is None else cursor.hold_bytes
 
     @property
     def hold_broken(self) -> bool:
         """Whether unread records were lost although the group holds them, because its quota was too small. Cleared when
-        the group moves past the loss, by a commit or a reset."""
+        the group moves past the loss, by a commit or a reset.
+
+        >>> readers.hold_broken
+        False
+        """
         return self.state().hold_broken
 
     def lag(self) -> Lag:
-        """Live records after its cursor, and the age of the first."""
+        """Live records after its cursor, and the age of the first.
+
+        >>> readers.lag().records
+        3
+        """
         return self.state().lag
 
     def state(self) -> GroupState:
-        """All of the above at one moment, after expiry."""
+        """All of the above at one moment, after expiry.
+
+        >>> state = readers.state()
+        >>> state.position, state.head_seq, state.lag.records
+        (0, 3, 3)
+        """
         retention.refresh_for_read(self._topic)
         state, floor = _group_info(self._topic, self.name)
         retention.persist_floor(self._topic, floor)
@@ -290,7 +319,12 @@ class Group:
 
     def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0, node: str | list[str] | None = None) -> Page:
         """Read the records after its cursor, as `Topic.read` does. The cursor does not move: commit `next_from_seq`
-        when the records are processed."""
+        when the records are processed.
+
+        >>> page = readers.fetch(limit=2)
+        >>> [record.seq for record in page.records], readers.commit(page.next_from_seq)
+        ([1, 2], 2)
+        """
         return read.wait_for_page(self._topic, self.position, limit, read.parse_nodes(node), _READ_BYTES, timeout)
 
     def follow(
@@ -306,6 +340,9 @@ class Group:
         A record is committed when the next one is asked for: each for itself, or a batch of up to `limit` at its end.
         After a crash the records since the last commit are yielded again. `on_gap` is that of `Topic.follow`. For one
         reader: a second one gets CursorConflict. Several readers share a group with `consume`.
+
+        >>> [record.seq for record in readers.follow(timeout=0)], readers.position
+        ([1, 2, 3], 3)
         """
         return follow_group(self, commit, limit, timeout, on_gap)
 
@@ -319,6 +356,11 @@ class Group:
 
         A batch is acked when the next one is asked for, and the cursor follows the acks. A loop that ends early returns
         its last batch, unless it called `ack` itself. Batches of a consumer that crashed go to others after `lease_ms`.
+
+        >>> for batch in readers.consume("first", batch=2, timeout=0):
+        ...     print([record.seq for record in batch])
+        [1, 2]
+        [3]
         """
         return consume_group(self, consumer, batch, lease_ms, timeout)
 
@@ -326,7 +368,12 @@ class Group:
         self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
     ) -> GroupBatch | None:
         """Lease the next records to a consumer, or those that another one did not finish; None if there are none
-        within `timeout` seconds."""
+        within `timeout` seconds.
+
+        >>> batch = readers.claim("first", 2)
+        >>> [record.seq for record in batch], batch.ack(), readers.position
+        ([1, 2], True, 2)
+        """
         topic, leases, clock = self._topic, self._leases, self._topic.context.clock
         woken = Event()
         timeout, lease_ms = seconds("timeout", timeout), duration_ms("lease_ms", lease_ms)
@@ -359,29 +406,54 @@ class Group:
 
     def ack(self, consumer: str, lease_id: int) -> bool:
         """Finish a leased range and move the cursor past all that are finished, durable as the topic's class says.
-        False: the lease ended, and its records are delivered again."""
+        False: the lease ended, and its records are delivered again.
+
+        >>> batch = readers.claim("first", 2)
+        >>> readers.ack("first", batch.lease_id), readers.position
+        (True, 2)
+        """
         check_lease(consumer, lease_id)
         return self._leases.ack(consumer, lease_id, lambda seq, expect: self.commit(seq, expect=expect))
 
     def release(self, consumer: str, lease_id: int) -> bool:
-        """Return a leased range; the next claim gets it. False: the lease ended before."""
+        """Return a leased range; the next claim gets it. False: the lease ended before.
+
+        >>> batch = readers.claim("first", 2)
+        >>> readers.release("first", batch.lease_id), readers.position
+        (True, 0)
+        """
         check_lease(consumer, lease_id)
         return self._leases.release(consumer, lease_id)
 
     def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool:
-        """Let a lease end `lease_ms` from now. False: it ended before."""
+        """Let a lease end `lease_ms` from now. False: it ended before.
+
+        >>> batch = readers.claim("first", 2)
+        >>> readers.extend("first", batch.lease_id, timedelta(minutes=5))
+        True
+        """
         lease_ms = duration_ms("lease_ms", lease_ms)
         check_lease(consumer, lease_id)
         check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
         return self._leases.extend(consumer, lease_id, lease_ms)
 
     def leave(self, consumer: str) -> int:
-        """Return all ranges of a consumer to the others; the number of them."""
+        """Return all ranges of a consumer to the others; the number of them.
+
+        >>> batch = readers.claim("first", 2)
+        >>> readers.leave("first")
+        1
+        """
         check_consumer(consumer)
         return self._leases.leave(consumer)
 
     def consumers(self) -> list[ConsumerState]:
-        """The consumers that have leases now, by name."""
+        """The consumers that have leases now, by name.
+
+        >>> batch = readers.claim("first", 2)
+        >>> [state.consumer for state in readers.consumers()]
+        ['first']
+        """
         return self._leases.consumers()
 
     @property
@@ -394,12 +466,19 @@ class Group:
 
         Raises CursorConflict, with nothing changed, for a seq above the head, a seq below the current cursor, and a
         cursor that is not at `expect`, where that is given.
+
+        >>> readers.commit(2), readers.lag().records
+        (2, 1)
         """
         _commit_change(self._topic, self.name, lambda cursor: self._decide_commit(cursor, seq, expect))
         return seq
 
     def would_commit(self, seq: int, *, expect: int | None = None) -> Preview:
-        """Return what `commit` would do, or raise what it would raise. Changes nothing."""
+        """Return what `commit` would do, or raise what it would raise. Changes nothing.
+
+        >>> readers.would_commit(2).records, readers.position
+        (2, 0)
+        """
         with self._topic.lock:
             self._decide_commit(self._topic.groups.get(self.name), seq, expect)
         return self.preview(seq)
@@ -417,7 +496,11 @@ class Group:
 
     def reset(self, to: ResetTarget) -> int:
         """Move to a seq (the last one that counts as read), a time (a datetime or `timestamp_ms`), before the
-        "earliest" record, or after the "latest". Returns the new cursor."""
+        "earliest" record, or after the "latest". Returns the new cursor.
+
+        >>> readers.reset("latest"), readers.reset(datetime(2000, 1, 1, tzinfo=timezone.utc))
+        (3, 0)
+        """
         seq = self._resolve_target(to)
 
         def decide(cursor: GroupCursorState | None) -> GroupCursor:
@@ -428,7 +511,11 @@ class Group:
         return seq
 
     def preview(self, to: ResetTarget) -> Preview:
-        """Return what `reset` would do. Changes nothing."""
+        """Return what `reset` would do. Changes nothing.
+
+        >>> readers.preview("latest").records, readers.position
+        (3, 0)
+        """
         seq, topic = self._resolve_target(to), self._topic
         with topic.lock:
             position, index = self.position, topic.index
@@ -448,6 +535,10 @@ class Group:
         """Keep unread records from caps and age, up to `hold_bytes` live bytes beyond what those allow; 0: no hold.
 
         Above that the hold breaks and eviction goes on. A new group starts before the earliest record.
+
+        >>> readers.hold(1 << 20)
+        >>> readers.hold_bytes
+        1048576
         """
         check_int("hold", hold_bytes, 0, _I63_MAX)
 
@@ -461,7 +552,11 @@ class Group:
 
     def begin(self, at: ResetTarget = "earliest", *, hold_bytes: int = 0) -> bool:
         """Create the group at this position if it does not exist; return whether it was created. An existing one
-        stays."""
+        stays.
+
+        >>> readers.begin("latest"), readers.begin("earliest"), readers.position
+        (True, False, 3)
+        """
         check_int("hold", hold_bytes, 0, _I63_MAX)
         seq, is_new = self._resolve_target(at), False
 
@@ -476,7 +571,11 @@ class Group:
         return is_new
 
     def delete(self) -> bool:
-        """Delete the group; False if it does not exist."""
+        """Delete the group; False if it does not exist.
+
+        >>> readers.commit(2), readers.delete(), readers.exists
+        (2, True, False)
+        """
         existed = False
 
         def decide(cursor: GroupCursorState | None) -> GroupCursor | None:

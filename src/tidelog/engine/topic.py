@@ -262,56 +262,103 @@ class Topic:
 
     @property
     def name(self) -> str:
-        """Its name in the database."""
+        """Its name in the database.
+
+        >>> orders.name
+        'orders'
+        """
         return self._state.name
 
     @property
     def id(self) -> int:
-        """Its number in the directory; another one after a drop."""
+        """Its number in the directory; another one after a drop.
+
+        >>> orders.id == log.topic("orders").id
+        True
+        """
         return self._state.id
 
     @property
     def epoch(self) -> int:
-        """Changes when a topic of this name is dropped and created again, and when it is restored from a backup."""
+        """Changes when a topic of this name is dropped and created again, and when it is restored from a backup.
+
+        >>> orders.epoch == orders.state().epoch
+        True
+        """
         return self._state.epoch
 
     @property
     def config(self) -> TopicConfig:
-        """Its settings, all of them."""
+        """Its settings, all of them.
+
+        >>> orders.config.durability, orders.config.ttl_ms
+        ('disk', 0)
+        """
         return self._state.config
 
     @property
     def head_seq(self) -> int:
-        """The last seq that can be read; 0 before the first write."""
+        """The last seq that can be read; 0 before the first write.
+
+        >>> orders.head_seq
+        3
+        """
         return self._state.index.head
 
     @property
     def earliest_seq(self) -> int:
-        """The first live record; one past the head if there is none."""
+        """The first live record; one past the head if there is none.
+
+        >>> orders.delete(before_seq=3).earliest_seq
+        3
+        >>> orders.earliest_seq
+        3
+        """
         return self.state().earliest_seq
 
     @property
     def evict_floor(self) -> int:
-        """The first seq that was not lost to a cap or to age."""
+        """The first seq that was not lost to a cap or to age.
+
+        >>> orders.evict_floor
+        1
+        """
         return self.state().evict_floor
 
     @property
     def count(self) -> int:
-        """Number of live records."""
+        """Number of live records.
+
+        >>> orders.count
+        3
+        """
         return self.state().count
 
     @property
     def bytes(self) -> int:
-        """Bytes of data and meta of live records."""
+        """Bytes of data and meta of live records.
+
+        >>> orders.bytes
+        33
+        """
         return self.state().bytes
 
     @property
     def priority(self) -> int:
-        """The rank of its records when readers compete: as configured, or by the time since the last read."""
+        """The rank of its records when readers compete: as configured, or by the time since the last read.
+
+        >>> log.topic("orders", priority=7).priority
+        7
+        """
         return self._state.priority()
 
     def state(self) -> TopicInfo:
-        """All of the above at one moment, after expiry."""
+        """All of the above at one moment, after expiry.
+
+        >>> state = orders.state()
+        >>> state.head_seq, state.next_seq, state.count
+        (3, 4, 3)
+        """
         retention.refresh_for_read(self._state)
         state = self._state.info()
         retention.persist_floor(self._state, state.evict_floor)
@@ -319,7 +366,14 @@ class Topic:
 
     @property
     def version(self) -> Hashable:
-        """Unchanged as long as a read from the same cursor finds the same records."""
+        """Unchanged as long as a read from the same cursor finds the same records.
+
+        >>> before = orders.version
+        >>> orders.append(1).seqs
+        range(4, 5)
+        >>> orders.version == before
+        False
+        """
         return self._state.version()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
@@ -339,6 +393,11 @@ class Topic:
         is bytes or any JSON value. `tag` (to delete by), `node` (its origin) and `meta` apply to all records, or are
         lists with one value per record. A second write with the same `key` within the topic's window writes nothing and
         returns the first one's seqs.
+
+        >>> orders.append({"sku": "D"}, tag="order-8", key="order-8").seqs
+        range(4, 5)
+        >>> orders.append([b"raw", "text", None]).seqs
+        range(5, 8)
         """
         batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
         with DEFER_SIGNALS:
@@ -355,7 +414,12 @@ class Topic:
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
     ) -> CommitFuture[Appended]:
-        """`append` without waiting: the future's `wait` returns or raises what `append` would."""
+        """`append` without waiting: the future's `wait` returns or raises what `append` would.
+
+        >>> future = orders.append_nowait({"sku": "D"})
+        >>> future.wait().seqs
+        range(4, 5)
+        """
         batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
         future = append.submit_write(self._state, batch, key)
         self._state.shard.wake_writer()
@@ -398,6 +462,11 @@ class Topic:
         The record has at most `max_record_bytes` of the topic's config. A stream that is longer (TooLarge), breaks off
         (StreamBroken) or meets a disk error is rolled back: nothing is visible. What readers get in `data` of a record
         above 256 KiB is a LargeData, whose `open` returns the bytes as a file.
+
+        >>> orders.append_stream(iter([b"first ", b"second"])).seqs
+        range(4, 5)
+        >>> orders.open_record(4).read()
+        b'first second'
         """
         if not isinstance(chunks, AsyncIterable):
             if isinstance(chunks, bytes | bytearray | memoryview | str) or not isinstance(chunks, Iterable):
@@ -412,17 +481,31 @@ class Topic:
 
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
         """Write the rows of a table as one batch: a column `data` (binary or text), and optionally `tag`, `node`,
-        `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are ignored."""
+        `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are ignored.
+
+        >>> orders.append_arrow(pa.table({"data": ["x", "y"], "tag": ["a", None]})).seqs
+        range(4, 6)
+        """
         batch = batch_encoder.batch_from_table(self._state.context.limits, table)
         return append.submit_write(self._state, batch, key).wait()
 
     def append_pandas(self, frame: pd.DataFrame, *, key: str | None = None) -> Appended:
         """Write the rows of a pandas data frame as one batch. With a column `data` as `append_arrow` does; any other
-        frame becomes one JSON object a row, missing values null. The index is not written."""
+        frame becomes one JSON object a row, missing values null. The index is not written.
+
+        >>> orders.append_pandas(pd.DataFrame({"sku": ["D", "E"], "qty": [1, 2]})).seqs
+        range(4, 6)
+        >>> orders.read(4).records[0].data
+        {'sku': 'E', 'qty': 2}
+        """
         return self.append_arrow(frames.from_pandas(frame), key=key)
 
     def append_polars(self, frame: pl.DataFrame, *, key: str | None = None) -> Appended:
-        """`append_pandas` for a polars data frame."""
+        """`append_pandas` for a polars data frame.
+
+        >>> orders.append_polars(pl.DataFrame({"data": [b"raw"], "tag": ["order-8"]})).seqs
+        range(4, 5)
+        """
         return self.append_arrow(frames.from_polars(frame), key=key)
 
     def append_numbered(
@@ -443,6 +526,12 @@ class Topic:
         `query_id` distinguishes two queries that write under one name. Under the id that wrote the newest batch, that
         batch is a repetition whatever its sum: its source may have changed since. Under another id every batch raises
         BatchConflict, because the producer lost its checkpoint. "": unknown, only the sum decides.
+
+        >>> table = pa.table({"data": ["x", "y"]})
+        >>> orders.append_numbered([table], writer="etl", number=1, sum=(1, 2)).seqs
+        range(4, 6)
+        >>> orders.append_numbered([table], writer="etl", number=1, sum=(1, 2)).deduped
+        True
         """
         parts = (
             tables
@@ -461,6 +550,11 @@ class Topic:
             max_bytes: how much may be without an outcome before `send` waits; records count 64 bytes more each.
             on_error: called with a FailedRecords for each batch that was refused, and the producer goes on. Without
                 it the first such batch stops the producer. One whose outcome is unknown always does.
+
+        >>> with orders.producer() as producer:
+        ...     delivery = producer.send({"sku": "D"})
+        >>> delivery.result()
+        4
         """
         state = self._state
         self._operations.check_writable()
@@ -480,7 +574,13 @@ class Topic:
         )
 
     def producer_batches(self, writer: str) -> dict[int, BatchRange]:
-        """Return the last batches of this producer, by number."""
+        """Return the last batches of this producer, by number.
+
+        >>> orders.append_numbered([pa.table({"data": ["x"]})], writer="etl", number=1, sum=(1, 2)).seqs
+        range(4, 5)
+        >>> list(orders.producer_batches("etl"))
+        [1]
+        """
         check_text("writer", writer)
         return producer_batches.list_batches(self._state, writer)
 
@@ -496,6 +596,9 @@ class Topic:
         `seqs`.
 
         Only records that exist now are deleted. Readers skip them without a gap; the gap log records `actor` and time.
+
+        >>> orders.delete(match="order-*").deleted
+        3
         """
         return delete.delete_records(self._state, match, before_seq, seqs, actor)
 
@@ -505,6 +608,12 @@ class Topic:
         The active segment is closed first. Records that a group with a hold has not read, and that a router has not
         forwarded as of the last checkpoint, stay. Readers skip what is removed without a gap; the gap log records it.
         Raises BadInput where the topic has no compaction.
+
+        >>> users = log.topic("users", compaction="/id")
+        >>> users.append([{"id": 1, "n": 1}, {"id": 1, "n": 2}]).seqs
+        range(1, 3)
+        >>> users.compact().records
+        1
         """
         return compaction.compact_topic(self._state, actor=actor, seal=True)
 
@@ -512,17 +621,33 @@ class Topic:
         self, *, cap_records: int | None = None, cap_bytes: int | None = None, ttl_ms: Duration | None = None
     ) -> RetentionPreview:
         """Return which records these limits would evict now, and which groups have not read them; None: as configured.
-        Changes nothing."""
+        Changes nothing.
+
+        >>> preview = orders.simulate_retention(cap_records=2)
+        >>> preview.records, orders.count
+        (1, 3)
+        """
         kept_ms = None if ttl_ms is None else duration_ms("ttl_ms", ttl_ms)
         return preview_retention(self._state, cap_records=cap_records, cap_bytes=cap_bytes, ttl_ms=kept_ms)
 
     def typed(self, kind: type[T]) -> TypedTopic[T]:
         """The same topic with records of one type: a dataclass, a `msgspec.Struct`, a TypedDict, a pydantic model. What
-        is appended is validated, and what is read is returned as objects of the type."""
+        is appended is validated, and what is read is returned as objects of the type.
+
+        >>> @dataclass
+        ... class Order:
+        ...     sku: str
+        >>> log.topic("orders").typed(Order).read().records[0].data
+        Order(sku='A')
+        """
         return TypedTopic(self, kind)
 
     def queue(self) -> Queue:
-        """The same topic as a queue: its jobs, delivered under leases. Raises NotAQueue if it is a log."""
+        """The same topic as a queue: its jobs, delivered under leases. Raises NotAQueue if it is a log.
+
+        >>> log.topic("mails").queue()
+        <queue 'mails', head 2>
+        """
         if self._state.config.type != "queue":
             raise NotAQueue(self.name)
         return Queue(self, get_queue_state(self._state))
@@ -541,11 +666,22 @@ class Topic:
         All of them, or those whose tag matches (as in `delete`) and for which `where(record)` is true; at most `limit`,
         at most `rate` per second. Each batch is written to its queue before it is deleted: a crash in between may
         duplicate one batch and never loses one.
+
+        >>> mails.reject("worker", mails.claim("worker")).count
+        1
+        >>> log.topic("mails-dead").redrive().queues
+        {'mails': 1}
         """
         return redrive_records(self._state, to=to, match=match, where=where, rate=rate, limit=limit)
 
     def seal(self) -> None:
-        """Start another segment with the next record; the next checkpoint completes this one."""
+        """Start another segment with the next record; the next checkpoint completes this one.
+
+        >>> orders.seal()
+        >>> log.checkpoint()
+        >>> orders.segments().segments[0].sealed
+        True
+        """
         with self._state.lock:
             self._state.check_writable()
             self._state.index.roll_segment()
@@ -557,6 +693,13 @@ class Topic:
         enough such bytes, which is done in the background as well, or with `force` all that have any.
 
         Seqs and times stay. A segment with a frame that does not verify is left and listed in `skipped`.
+
+        >>> orders.seal()
+        >>> log.checkpoint()
+        >>> orders.delete(seqs=[1, 2]).deleted
+        2
+        >>> orders.rewrite(force=True).records_removed
+        2
         """
         context = self._state.context
         with self._state.lock:
@@ -573,6 +716,10 @@ class Topic:
 
         The receipt names every file with its checksums, and what cannot be reached. It is stored in the gap log as part
         of a chain. Raises ErasureIncomplete where bytes stay; repeating the call does the rest.
+
+        >>> receipt = orders.erase(seqs=[2])
+        >>> receipt.records, orders.count
+        (1, 2)
         """
         with self._state.lock:
             self._state.check_writable()
@@ -598,6 +745,10 @@ class Topic:
         are none yet, wait up to `timeout` seconds. Continue from `page.next_from_seq`; `page.gap` reports records that
         were lost before they could be read. `strong`: only records that survive a power cut, whatever the topic's
         consistency is; the read syncs published records first.
+
+        >>> page = orders.read(1, limit=1)
+        >>> page.records[0].seq, page.records[0].data, page.next_from_seq
+        (2, {'sku': 'B'}, 2)
         """
         return read.wait_for_page(
             self._state, from_seq, limit, read.parse_nodes(node), bytes_max, timeout, strong=strong
@@ -606,7 +757,12 @@ class Topic:
     def open_record(self, seq: int, *, strong: bool = False) -> RecordReader:
         """Open the data of one record as a binary file: `read`, `readinto`, `seek`; bytes as they were written, or JSON
         text. Of a large record every chunk is verified as it is read. Raises RecordNotFound. `strong`: as for
-        `read`."""
+        `read`.
+
+        >>> with orders.open_record(1) as file:
+        ...     file.read()
+        b'{"sku":"A"}'
+        """
         return read.open_record(self._state, seq, strong=strong)
 
     @overload
@@ -655,6 +811,11 @@ class Topic:
 
         With `batch`: yield pages of at most so many records, and about 1 MiB. `page.gap` is before the records of its
         page. With `heartbeat` also an empty page whenever nothing arrived for so many seconds.
+
+        >>> [record.seq for record in orders.follow(1, timeout=0)]
+        [2, 3]
+        >>> [len(page.records) for page in orders.follow(timeout=0, batch=2)]
+        [2, 1]
         """
         options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
         return follow.follow(self, from_seq, batch, **options)
@@ -670,7 +831,11 @@ class Topic:
         heartbeat: Seconds | None = None,
     ) -> Iterator[pa.RecordBatch | Gap]:
         """`follow` as Arrow batches of at most `batch` records, with the columns of `to_arrow`; a heartbeat is an empty
-        batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place."""
+        batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place.
+
+        >>> [batch.num_rows for batch in orders.follow_arrow(timeout=0)]
+        [3]
+        """
         cursor = FollowCursor(
             self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
         )
@@ -699,7 +864,11 @@ class Topic:
         columns: Sequence[str] | None = None,
     ) -> BulkScan:
         """Scan many records in bounded memory, as lines or as Arrow batches: at most `limit`, and about `bytes_max`
-        bytes, with these columns of `to_arrow`. `strong`: as for `read`."""
+        bytes, with these columns of `to_arrow`. `strong`: as for `read`.
+
+        >>> [batch.num_rows for batch in orders.scan(columns=["seq"]).iter_arrow_batches()]
+        [3]
+        """
         return BulkScan(
             self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max, columns=columns
         )
@@ -717,27 +886,53 @@ class Topic:
         Arrow, of the keys that begin with `prefix`, in an arbitrary order that is always the same. A key whose newest
         record was deleted, evicted or is a tombstone is not in the table. Raises BadInput where the topic has no
         compaction.
+
+        >>> users = log.topic("users", compaction="/id")
+        >>> users.append([{"id": 1, "n": 1}, {"id": 1, "n": 2}]).seqs
+        range(1, 3)
+        >>> users.latest("1").data
+        {'id': 1, 'n': 2}
         """
         table = LatestTable(self._state, prefix)
         return table if key is None else table.get(key)
 
     def seek(self, ts_ms: Time) -> int:
         """Return the first record of this time (a datetime, or milliseconds since the epoch) or later; one past the
-        head if there is none. To read from there, pass the seq before it."""
+        head if there is none. To read from there, pass the seq before it.
+
+        >>> orders.seek(datetime(2000, 1, 1, tzinfo=timezone.utc))
+        1
+        """
         return segment_listing.find_seq_by_time(self._state, time_ms("ts_ms", ts_ms))
 
     def group(self, name: str) -> Group:
-        """A named, durable cursor for consumers that share their progress. Created by its first commit."""
+        """A named, durable cursor for consumers that share their progress. Created by its first commit.
+
+        >>> orders.group("readers").commit(2)
+        2
+        """
         return Group(self._state, name)
 
     def groups(self) -> GroupList[Group]:
-        """Its groups, by name. `to_arrow` and the like return their states as a table."""
+        """Its groups, by name. `to_arrow` and the like return their states as a table.
+
+        >>> orders.group("readers").commit(2)
+        2
+        >>> [(row["group"], row["lag_records"]) for row in orders.groups().to_dicts()]
+        [('readers', 1)]
+        """
         self._state.check_open()
         groups = [Group(self._state, name) for name in sorted(self._state.groups.copy())]
         return GroupList(groups, [group.state() for group in groups])
 
     def gaps(self, from_ms: Time | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> GapEntries:
-        """Return removals of its records and their causes, oldest first, since a time."""
+        """Return removals of its records and their causes, oldest first, since a time.
+
+        >>> orders.delete(before_seq=3).deleted
+        2
+        >>> [(gap.cause, gap.first, gap.last) for gap in orders.gaps()]
+        [('delete', 1, 2)]
+        """
         since_ms = None if from_ms is None else time_ms("from_ms", from_ms)
         return self._state.context.gap_log.read(self.name, since_ms, limit, topic_id=self.id)
 
@@ -748,12 +943,21 @@ class Topic:
             strong: as for `read`.
             from_seq: only segments with records from this seq on.
             limit: at most so many; `next_from_seq` is where to go on.
+
+        >>> log.checkpoint()
+        >>> [(segment.base, segment.stop) for segment in orders.segments().segments]
+        [(1, 4)]
         """
         return segment_listing.list_segments(self._state, strong=strong, from_seq=from_seq, limit=limit)
 
     def segment(self, base: int, generation: int | None = None) -> SegmentFile | None:
         """Return the segment whose first seq is `base`, if it has files; None also if they are of another generation
-        than this one."""
+        than this one.
+
+        >>> log.checkpoint()
+        >>> orders.segment(1).live_records
+        3
+        """
         check_int("base", base, 0, SEQ_MAX)
         if generation is not None:
             check_int("generation", generation, 0, SEQ_MAX)
@@ -761,11 +965,28 @@ class Topic:
 
     def add_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` after every write, drop and close, on the thread that did it, until `remove_listener`. It must be
-        short and must not block."""
+        short and must not block.
+
+        >>> woken = threading.Event()
+        >>> orders.add_listener(woken.set)
+        >>> orders.append(1).seqs
+        range(4, 5)
+        >>> woken.is_set()
+        True
+        """
         self._state.add_listener(wake)
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
-        """Stop calling `wake`."""
+        """Stop calling `wake`.
+
+        >>> woken = threading.Event()
+        >>> orders.add_listener(woken.set)
+        >>> orders.remove_listener(woken.set)
+        >>> orders.append(1).seqs
+        range(4, 5)
+        >>> woken.is_set()
+        False
+        """
         self._state.remove_listener(wake)
 
     def to_arrow(
@@ -792,6 +1013,9 @@ class Topic:
             filter: only records that match, such as `pyarrow.compute.field("tag") == "order-7"`.
             node: none of these nodes.
             strong: as for `read`.
+
+        >>> orders.to_arrow(columns=["seq", "tag"]).to_pydict()
+        {'seq': [1, 2, 3], 'tag': ['order-7', 'order-7', 'order-7']}
         """
         from_seq, to_seq = frames.time_range(self.seek, from_seq, to_seq, since, until)
         query = frames.TableQuery(from_seq, to_seq, columns, filter)
@@ -813,7 +1037,13 @@ class Topic:
     ) -> TopicDataset:
         """Return the records as a dataset of Arrow, which DuckDB, polars and Arrow query lazily: only the columns of
         the query are read, and only the segments that can match its conditions on `seq` and `ts`. Arguments as for
-        `to_arrow`."""
+        `to_arrow`.
+
+        >>> import duckdb
+        >>> records = orders.to_dataset()
+        >>> duckdb.sql("select max(seq) from records where tag = 'order-7'").fetchall()
+        [(3,)]
+        """
         from tidelog.datasets import TopicDataset
 
         nodes = read.parse_nodes(node)

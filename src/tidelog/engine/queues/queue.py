@@ -177,7 +177,11 @@ class Queue:
         priority: int = 0,
     ) -> Appended:
         """Append jobs, as `Topic.append`. They are not claimable before `run_at_ms`, or for `delay_ms` from now; a
-        higher priority is claimed first."""
+        higher priority is claimed first.
+
+        >>> mails.put("later", delay_ms=timedelta(minutes=5), priority=3).seqs
+        range(3, 4)
+        """
         check_int("a priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
         due_ms, wait_ms = parse_schedule(run_at_ms, delay_ms)
         if wait_ms:
@@ -190,7 +194,11 @@ class Queue:
 
     def claim(self, node: str, most: int = 1, lease_ms: Duration | None = None) -> list[Job]:
         """Claim up to `most` jobs, each leased to `node` for `lease_ms`; fewer or none if there are no more now. With
-        `claim_jitter_ms` set on the queue, this waits that long for other claimers, to share fairly with them."""
+        `claim_jitter_ms` set on the queue, this waits that long for other claimers, to share fairly with them.
+
+        >>> [job.data for job in mails.claim("worker", most=2)]
+        ['hello', 'again']
+        """
         return self._claim(self._operations.make_request(node, most, lease_ms)).jobs()
 
     def _claim(self, request: ClaimRequest) -> ClaimResult:
@@ -208,7 +216,13 @@ class Queue:
         self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> Iterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
-        time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
+        time. Jobs that are unsettled when the iterator is closed are claimable again at once.
+
+        >>> for job in mails.work("worker", timeout=0):
+        ...     print(job.data, mails.ack("worker", job).count)
+        hello 1
+        again 1
+        """
         request = self._operations.make_request(node, most, lease_ms, object())
         return self._work(request, seconds("timeout", timeout))
 
@@ -245,24 +259,42 @@ class Queue:
         """Make the decorated function the worker of this queue; the options are those of `tidelog.Worker`.
 
         The worker runs between `start` and `stop`, in a `with` block, by `run`, or by `tidelog worker module:name`.
+
+        >>> @mails.worker(retries=tidelog.backoff(attempts=3))
+        ... def send(job):
+        ...     print(job.data)
+        >>> type(send)
+        <class 'tidelog.engine.queues.worker.Worker'>
         """
         return worker_for(self, **options)
 
     @property
     def name(self) -> str:
-        """The name of its topic."""
+        """The name of its topic.
+
+        >>> mails.name
+        'mails'
+        """
         return self._topic_state.name
 
     @property
     def lease_ms(self) -> int:
-        """How long a claim holds a job, unless it says otherwise."""
+        """How long a claim holds a job, unless it says otherwise.
+
+        >>> mails.lease_ms
+        30000
+        """
         return self._topic_state.config.lease_ms
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────
 
     def ack(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None) -> AckResult:
         """Delete finished jobs, with the durability of the topic. Jobs that `node` does not hold, or not under the
-        given lease id, are skipped. `Job` objects in place of seqs carry their lease ids."""
+        given lease id, are skipped. `Job` objects in place of seqs carry their lease ids.
+
+        >>> mails.ack("worker", mails.claim("worker")).count
+        1
+        """
         return self._operations.submit_ack(node, *split_jobs(seqs, lease_ids)).wait()
 
     def nack(
@@ -275,24 +307,42 @@ class Queue:
         error: BaseException | str | None = None,
     ) -> AckResult:
         """Make unfinished jobs claimable again, at once or after `delay_ms`. `error`: why they failed; a dead letter
-        has the last one in its meta, as `$error`, `$error_type` and `$failed_at`."""
+        has the last one in its meta, as `$error`, `$error_type` and `$failed_at`.
+
+        >>> mails.nack("worker", mails.claim("worker"), delay_ms=1000, error="no connection").count
+        1
+        """
         seqs, lease_ids = split_jobs(seqs, lease_ids)
         return self._operations.submit_nack(node, seqs, lease_ids, delay_ms, error).wait()
 
     def reject(
         self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, error: BaseException | str | None = None
     ) -> AckResult:
-        """Move jobs that no retry can save to the dead-letter topic now. Raises BadInput for a queue without one."""
+        """Move jobs that no retry can save to the dead-letter topic now. Raises BadInput for a queue without one.
+
+        >>> mails.reject("worker", mails.claim("worker"), error="no such address").count
+        1
+        >>> log.topic("mails-dead").read().records[0].meta["$error"]
+        'no such address'
+        """
         return self._operations.reject(node, *split_jobs(seqs, lease_ids), error)
 
     def extend(self, node: str, seqs: JobsOrSeqs, lease_ids: Ids = None, *, lease_ms: Duration) -> ExtendResult:
-        """Extend the leases of these jobs to `lease_ms` from now."""
+        """Extend the leases of these jobs to `lease_ms` from now.
+
+        >>> mails.extend("worker", mails.claim("worker"), lease_ms=timedelta(minutes=2)).count
+        1
+        """
         return self._operations.submit_extend(node, *split_jobs(seqs, lease_ids), lease_ms=lease_ms).wait()
 
     # ── inspect ───────────────────────────────────────────────────────────────────────────────
 
     def counts(self) -> QueueCounts:
-        """Return the number of claimable jobs, leased jobs and dead letters."""
+        """Return the number of claimable jobs, leased jobs and dead letters.
+
+        >>> mails.counts()
+        QueueCounts(ready=2, in_flight=0, dead_lettered=0)
+        """
         retention.refresh_for_read(self._topic_state)
         state = self._state
         state.read_new_schedules()
@@ -306,33 +356,64 @@ class Queue:
 
     @property
     def expired_leases(self) -> int:
-        """Leases that expired since the directory was opened, as of the last operation on the queue."""
+        """Leases that expired since the directory was opened, as of the last operation on the queue.
+
+        >>> mails.expired_leases
+        0
+        """
         return self._state.expired_leases
 
     @property
     def dead_letter_error(self) -> Error | None:
         """The error of the last move to the dead-letter topic, None if it succeeded. Jobs that could not be moved stay
-        in the queue; the next claim tries again."""
+        in the queue; the next claim tries again.
+
+        >>> print(mails.dead_letter_error)
+        None
+        """
         return self._state.dead_letter_error
 
     def next_due_ms(self) -> int | None:
         """Return the next time at which a job may become claimable because a lease, a delay or a schedule ends; None if
-        there is none."""
+        there is none.
+
+        >>> print(mails.next_due_ms())
+        None
+        """
         self._state.read_new_schedules()
         with self._topic_state.lock:
             return self._state.leases.next_due_ms()
 
     def add_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` when jobs arrive, are settled, released or expire, in the thread that caused it, until
-        `remove_listener`. It must be short and must not block."""
+        `remove_listener`. It must be short and must not block.
+
+        >>> woken = threading.Event()
+        >>> mails.add_listener(woken.set)
+        >>> mails.put("another").seqs
+        range(3, 4)
+        >>> woken.is_set()
+        True
+        """
         self._state.add_listener(wake)
 
     def remove_listener(self, wake: Callable[[], None]) -> None:
-        """Stop calling `wake`."""
+        """Stop calling `wake`.
+
+        >>> woken = threading.Event()
+        >>> mails.add_listener(woken.set)
+        >>> mails.remove_listener(woken.set)
+        """
         self._state.remove_listener(wake)
 
     def history(self) -> History:
-        """Return the events of the jobs of this queue."""
+        """Return the events of the jobs of this queue.
+
+        >>> mails.ack("worker", mails.claim("worker")).count
+        1
+        >>> [row["event"] for row in mails.history().to_dicts()]
+        ['enqueued', 'claimed', 'acked']
+        """
         return History(self._topic_state, self._state.history)
 
     def redrive(
@@ -344,7 +425,13 @@ class Queue:
         rate: float | None = None,
         limit: int | None = None,
     ) -> RedriveResult:
-        """`Topic.redrive` for a dead-letter topic that is a queue itself; leased jobs are left out."""
+        """`Topic.redrive` for a dead-letter topic that is a queue itself; leased jobs are left out.
+
+        >>> mails.reject("worker", mails.claim("worker")).count
+        1
+        >>> log.topic("mails-dead").redrive(to="mails").count
+        1
+        """
         return self.topic.redrive(to=to, match=match, where=where, rate=rate, limit=limit)
 
 
