@@ -69,7 +69,7 @@ class Cluster:
 
     def start_server(self) -> subprocess.Popen[bytes]:
         words = ["serve", "--data", "/tmp/data", "--host", self.store.address, "--port", str(SERVER_PORT)]
-        settings = {"TIDELOG_API_KEYS": f"{KEY}:rw", "TIDELOG_SEGMENT_MAX_EVENTS": "2000"}
+        settings = {"TIDELOG_API_KEYS": f"{KEY}:rw+admin", "TIDELOG_SEGMENT_MAX_EVENTS": "2000"}
         command = [sys.executable, "-m", "tidelog.cli.main", *words]
         process = self.store.start(self._logs / "server.log", *command, environ=settings)
         self._wait_for_port(process, SERVER_PORT, "server.log")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.kit.s3 import BUCKET, S3Server
+from tests.unit.pipelines.helpers import s3_options
 
 import tidelog
 import tidelog.spark
@@ -48,6 +50,24 @@ def test_the_nightly_job_runs_twice(
         for line in block.splitlines():
             words = re.sub(r"\b(data|table)\b", lambda found: str(tmp_path / found[1]), line).split()[2:]
             assert main(words) == 0, capsys.readouterr().err
+
+
+def test_other_programs_read_a_table_as_the_page_says(spark: SparkSession, tmp_path: Path, s3_server: S3Server) -> None:
+    table, keys = f"s3://{BUCKET}/of-the-page", {**s3_options(s3_server), "AWS_ALLOW_HTTP": "true"}
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
+        log.topic("orders").append([b"one", b"two"], tag="a")
+    pipelines.export(str(tmp_path / "data"), "orders", table, storage_options=keys, spark=spark)
+    (block,) = (block for block in blocks("tables.md", "python") if "duckdb" in block)
+    names: dict[str, Any] = {"spark": spark, "keys": keys, "pipelines": pipelines}
+    results: list[Any] = []
+    for line in block.replace("s3://lake/orders", table).splitlines():
+        if line.startswith(("pipelines.", "pl.", "duckdb.")):
+            results.append(eval(compile(line, "docs/tables.md", "eval", dont_inherit=True), names))
+        else:
+            exec(compile(line, "docs/tables.md", "exec", dont_inherit=True), names)
+    loaded, collected, counted = results
+    assert sorted(row.seq for row in loaded.collect()) == collected["seq"].to_list() == [1, 2]
+    assert counted == [("a", 2)]
 
 
 def test_the_commands_on_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:

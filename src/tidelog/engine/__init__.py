@@ -1,8 +1,7 @@
 """Topics: a durable, numbered log of records per topic, in one data directory.
 
-`engine.py` owns the directory and its topics; `topic.py` is the public handle of a topic. Each operation is one
-module of functions over a `TopicState` (`topic_state.py`), which is the module to read first.
-
+`engine.py` owns the directory, `topic.py` is the public handle of a topic. Each operation is a module of functions over
+a `TopicState` (`topic_state.py`): read that first.
     write   batch_encoder -> append -> WAL group commit -> topic_index (memtable) -> listeners; large_append: blobs
     read    read or json_pages -> topic_index -> memtable and segment; large_read; latest -> key_index
     keep    background -> checkpoint: memtables become segments, manifest saved, WAL files removed

@@ -16,18 +16,19 @@ from typing import Any, Final, Protocol, TypedDict
 import pyarrow as pa
 
 from tidelog.engine.batch_encoder import check_int
-from tidelog.engine.read import SCHEMA, OnGap, check_on_gap
+from tidelog.engine.read import OnGap, check_on_gap
 from tidelog.engine.results import Page, Record
 from tidelog.engine.topic_index import Gap
 from tidelog.errors import BadInput, GapFound
 from tidelog.formats.frame import SEQ_MAX
+from tidelog.frames import RECORD_SCHEMA
 from tidelog.times import Seconds, seconds
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 1 << 20
 ARROW_BATCH_RECORDS: Final = 10_000
 _HEARTBEAT_S_MIN: Final = 0.001
-EMPTY_ARROW_BATCH: Final = pa.RecordBatch.from_pylist([], SCHEMA)
+EMPTY_ARROW_BATCH: Final = pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
 
 
 class PageQuery(TypedDict):
