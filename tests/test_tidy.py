@@ -762,8 +762,9 @@ _MAY_SKIP = (
     "tests/kit/machines.py",
     "tests/kit/small_disk.py",
     "tests/regressions/test_foreign_programs.py",  # the complete data of the original programs is not in the repository
+    "tests/spark/test_cluster.py",
     "tests/spark/test_declarative.py",
-)  # a machine without FUSE, root, namespaces or a browser, or without the packages of Declarative Pipelines
+)  # a machine without FUSE, root, namespaces, Go or a browser, or without the packages of Declarative Pipelines
 _TREES = ("src/", "tests/", "benchmarks/", "docs/")
 
 
