@@ -20,11 +20,23 @@ pytestmark = pytest.mark.slow
 def test_each_export_continues_the_other(spark: SparkSession, tmp_path: Path, format: Format, here_first: bool) -> None:
     harness = PipelineHarness(tmp_path, format)
 
+    rule = "tag" if format == "delta" else "date(ts)"
+
     def export_here() -> pipelines.Exported:
-        return pipelines.export_here(harness.data, "orders", harness.table, format=format, since_last=True, infer=True)
+        return pipelines.export_here(
+            harness.data,
+            "orders",
+            harness.table,
+            format=format,
+            since_last=True,
+            infer=True,
+            partition_by=rule,
+        )
 
     def export_on_spark() -> pipelines.Exported:
-        return pipelines.export(harness.data, "orders", harness.table, format=format, infer=True, spark=spark)
+        return pipelines.export(
+            harness.data, "orders", harness.table, format=format, infer=True, partition_by=rule, spark=spark
+        )
 
     exports = [export_here, export_on_spark] if here_first else [export_on_spark, export_here]
     for number, export in enumerate([*exports, exports[0]]):

@@ -34,6 +34,7 @@ def export(args: Namespace, screen: Screen) -> int:
             storage_options=dict(args.storage_options),
             key=args.api_key,
             infer=args.infer,
+            partition_by=args.partition_by,
             bad=args.bad,
             on_gap=args.on_gap,
             progress=bar,
@@ -64,6 +65,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--since-last", action="store_true", help="continue the table where it ends, or begin it")
     parser.add_argument("--infer", action="store_true", help="columns of a new table out of the fields of JSON records")
     parser.add_argument("--format", choices=("parquet", "delta", "iceberg"), help="of a table that is new (parquet)")
+    parser.add_argument(
+        "--partition-by", metavar="RULE", help="of a table that is new: date(ts), or a column such as tag (none)"
+    )
     parser.add_argument(
         "--bad",
         choices=("rescue", "quarantine", "fail"),

@@ -357,6 +357,7 @@ def export_here(
     storage_options: StorageOptions = None,
     key: str | None = None,
     infer: bool = False,
+    partition_by: str | None = None,
     bad: BadRecordPolicy = "rescue",
     on_gap: Literal["fail", "skip"] = "fail",
     sizes: Sizes | None = None,
@@ -369,6 +370,7 @@ def export_here(
     Args:
         since_last: continue an existing table; without it one that has commits is refused.
         format: of a new table, parquet by default.
+        partition_by: of a new table, as for `export`.
     """
     place = table_formats.find_place(table, "the table", storage_options)
     location = Location.parse(where, key)
@@ -385,9 +387,10 @@ def export_here(
             )
 
         def make_mapping(backend: Backend) -> RecordMapping:
-            return record_mapping.new_mapping(_infer_fields(backend, options) if infer else None, bad)
+            fields, hidden = _infer_fields(backend, options) if infer else None, into.format == "iceberg"
+            return record_mapping.new_mapping(fields, bad, partition_by, hidden_partitions=hidden)
 
-        if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
+        if _is_latest(into, None, None, partition_by, change_feed=False):
             raise BadInput(
                 f"{table} keeps the newest row of each key, which Spark writes; nothing was written, use tidelog "
                 "pipeline export"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidelog.cli.completion import walk
 from tidelog.cli.main import build_parser
 
 URL, OTHER = "http://127.0.0.1:4000", "http://127.0.0.1:4001"
@@ -40,6 +41,33 @@ def test_a_database_is_named_in_four_ways(
         environment.setenv("TIDELOG_SERVER", variable)
     args = build_parser().parse_args(words.split())
     assert (args.dir, args.server, args.topic) == expected
+
+
+OTHERWISE = {
+    "log": "a segmented log is no database",
+    "pipeline backfill": "from a source to a target",
+    "pipeline restore": "from a backup to a directory",
+    "pipeline optimize": "of a table",
+    "pipeline vacuum": "of a table",
+    "pipeline script": "no database",
+    "backup": "of backups",
+    "restore": "from a backup to a directory",
+    "channel import": "files of a directory that no server has open",
+    "channel export": "files of a directory that no server has open",
+    "check": "files of a directory",
+    "doctor": "the machine",
+    "serve": "makes a server of a directory",
+    "init": "no database",
+    "completion": "no database",
+}
+
+
+def test_every_other_command_takes_a_database() -> None:
+    nodes = [node for node in walk(build_parser()) if not node.subcommands]
+    without = {node.path[1:].replace("/", " ") for node in nodes if "--api-key" not in node.option_names}
+    unexplained = {name for name in without if not {name, name.partition(" ")[0]} & OTHERWISE.keys()}
+    assert unexplained == set()
+    assert "backup create" not in without
 
 
 def test_settings_come_after_the_names(environment: pytest.MonkeyPatch) -> None:
