@@ -32,6 +32,13 @@ ALLOCATORS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": 
 """Variables of the workers. Arrow's own pool kept 130 MiB after the bulk tests, and glibc has an arena for each of some
 thousand threads that tests start."""
 
+if "PYTEST_XDIST_WORKER" in os.environ and ALLOCATORS.keys() <= os.environ.keys():
+    # Here, before a folder's conftest copies the environment: processes under test use memory as those of users do, and
+    # with other variables than a worker's they would be new interpreters in place of forks.
+    assert pa.default_memory_pool().backend_name == "system"
+    for _name in ALLOCATORS:
+        del os.environ[_name]
+
 _MEMORY: Final = pytest.StashKey[list["Peak"]]()
 
 Peak = tuple[str, int, list[tuple[str, int]]]
@@ -49,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
-    _choose_allocators(config, starts_workers)
+    if starts_workers:
+        os.environ.update(ALLOCATORS)
     config.pluginmanager.register(MemoryOfWorkers(config) if starts_workers else MemoryOfTests(config), "memory")
 
 
@@ -57,16 +65,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Remove the reporter of a worker: it writes to nowhere, and keeps all reports and all tests that were left out."""
     if hasattr(session.config, "workerinput"):
         session.config.pluginmanager.unregister(name="terminalreporter")
-
-
-def _choose_allocators(config: pytest.Config, starts_workers: bool) -> None:
-    """Set the variables of ALLOCATORS for workers alone: processes under test use the memory as those of users do."""
-    if starts_workers:
-        os.environ.update(ALLOCATORS)
-    elif hasattr(config, "workerinput"):
-        assert pa.default_memory_pool().backend_name == "system"
-        for name in ALLOCATORS:
-            del os.environ[name]
 
 
 def _build_unicode_table() -> None:
