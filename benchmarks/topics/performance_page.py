@@ -128,8 +128,9 @@ _BENCHMARKS = {
 _STORAGE_HEADING = "## Storage\n"
 _STORAGE_TEXT = """
 What moves, frees and copies the bytes of topics, beside the same bytes copied without Tidelog, and what many topics
-cost. Other runs than those above, on a machine that others used as well: {machine}. Its load was {loads} when
-measurements began. Trust the ratios alone.
+cost. Other runs than those above, on a machine that others used as well: {machine}.
+Its load was {loads} when measurements began, on {cores} cores: a time, and the slowest call in a hundred, say more
+about that than about Tidelog. Trust ratios that are far from their target, and processor times.
 
 ### Tiers
 
@@ -150,6 +151,8 @@ measurements began. Trust the ratios alone.
 {large}
 
 ### Many topics
+
+Processor times are those of the process, with files on tmpfs: neither the disk nor other programs are part of them.
 
 {many}
 
@@ -208,6 +211,7 @@ def _storage(rows: Sequence[Result], machines: Sequence[Mapping[str, Any]]) -> s
 
     return _STORAGE_TEXT.format(
         machine=_machine(machines),
+        cores=machines[-1]["cores"],
         loads=_loads(machines),
         tiers=table("topics-tiers"),
         freed=table("topics-rewrite", "topics-compaction"),
@@ -229,8 +233,9 @@ def _runs(files: Sequence[str]) -> list[dict[str, Any]]:
 
 def _machine(machines: Sequence[Mapping[str, Any]]) -> str:
     it = machines[-1]
+    file_systems = " and ".join(sorted({str(each["file system"]) for each in machines}))
     return (
-        f"{it['processor']}, {it['cores']} cores, {it['memory']} of memory, {it['file system']}, Linux {it['kernel']}, "
+        f"{it['processor']}, {it['cores']} cores, {it['memory']} of memory, {file_systems}, Linux {it['kernel']}, "
         f"Python {it['python']}"
     )
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 380, 240  # of a panel, axes included
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 30, 58
-_COLOURS = ("#2f6fb0", "#c2571a", "#3a8f4d", "#8a5bb0")
+_COLOURS = ("#2f6fb0", "#c2571a", "#3a8f4d", "#8a5bb0", "#b03a5b", "#8a7a1a")  # so many lines have room
+_LEGEND_ROW = 14
 _GREY = "#7a7a7a"  # reads on white and on black
 
 
@@ -22,19 +23,31 @@ def svg(panels: Sequence[Panel], unit: str) -> str:
     """The panels side by side, each with its own vertical axis from 0."""
     width = _WIDTH * len(panels)
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    if len(names) > len(_COLOURS):
+        raise ValueError(f"a plot has at most {len(_COLOURS)} lines, not {len(names)}: {', '.join(names)}")
     colours = dict(zip(names, _COLOURS, strict=False))
+    legend, height = _legend(names, colours, width)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" width="{width}" height="{_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="11" fill="{_GREY}">'
     ]
     for number, panel in enumerate(panels):
         out += _panel(panel, number * _WIDTH, unit, colours)
-    at = _LEFT
+    return "\n".join((*out, *legend, "</svg>", ""))
+
+
+def _legend(names: Sequence[str], colours: Mapping[str, str], width: int) -> tuple[list[str], int]:
+    """The names below the panels, in as many rows as they take, and the height of the picture with them."""
+    out: list[str] = []
+    at, height = _LEFT, _HEIGHT
     for name in names:
-        out.append(f'<rect x="{at}" y="{_HEIGHT - 14}" width="10" height="3" fill="{colours[name]}"/>')
-        out.append(f'<text x="{at + 15}" y="{_HEIGHT - 9}">{name}</text>')
-        at += 30 + 6 * len(name)
-    return "\n".join((*out, "</svg>", ""))
+        needed = 30 + 6 * len(name)
+        if at > _LEFT and at + needed > width:
+            at, height = _LEFT, height + _LEGEND_ROW
+        out.append(f'<rect x="{at}" y="{height - 14}" width="10" height="3" fill="{colours[name]}"/>')
+        out.append(f'<text x="{at + 15}" y="{height - 9}">{name}</text>')
+        at += needed
+    return out, height
 
 
 def _panel(panel: Panel, left: int, unit: str, colours: Mapping[str, str]) -> list[str]:
