@@ -275,7 +275,10 @@ class StorageHistory:
         after = kept.without(chosen)
         kept.doubts.append(after)
         kept.compacting = kept.keyed
-        self.writes = [each for each in self.writes if each.data[0] != name or not chosen & set(each.seqs)]
+        # Records that were deleted before are erased as well, with their key, which may be all that is left of them.
+        named = {*words.get("seqs", ()), *(seq for seq, tag in kept.tags.items() if tag and tag == words.get("match"))}
+        gone = chosen | named | (kept.now.rows.keys() - after.rows.keys())
+        self.writes = [each for each in self.writes if each.data[0] != name or not gone & set(each.seqs)]
         receipt = self.topic(name).erase(**words)
         kept.life.become(after)
         self.harden()
