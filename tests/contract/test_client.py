@@ -43,10 +43,11 @@ def read_request(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def proxy(port: int, replies_lost: int) -> Iterator[str]:
-    """A server in front of a server that loses the first responses: the requests are executed."""
+def proxy(port: int, replies_lost: int | list[int]) -> Iterator[str]:
+    """A server in front of a server that loses the first responses: the requests are executed. A list has their number,
+    and may be changed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        left = [replies_lost]
+        left = [replies_lost] if isinstance(replies_lost, int) else replies_lost
 
         def relay(client: socket.socket) -> None:
             with client, socket.create_connection(("127.0.0.1", port)) as server:
@@ -148,6 +149,35 @@ def test_a_write_whose_response_was_lost_is_written_once(contract_server: str, n
             assert (done.seqs, done.deduped) == (range(1, 3), False)
             assert [record.data for record in topic.read().records] == ["once", "twice"]
         database.close()
+
+
+def test_a_producer_needs_a_topic_that_remembers_keys_for_as_long_as_it_repeats(
+    contract_server: str, name: Name
+) -> None:
+    with tidelog.connect(contract_server, key=KEY) as database:
+        topic = database.topic(name(), idempotency_window_ms=90_000)
+        with pytest.raises(errors.BadInput, match="idempotency_window_ms") as refused:
+            topic.producer()
+        assert refused.value.written is False
+    with (
+        tidelog.connect(contract_server, key=KEY, timeout_s=20) as database,
+        database.topic(name(), create=False).producer() as producer,
+    ):
+        assert producer.send(1).result() == 1
+
+
+def test_a_batch_whose_response_was_lost_is_written_once(contract_server: str, name: Name) -> None:
+    lost = [0]
+    with tidelog.connect(contract_server, key=KEY) as direct, proxy(port_of(contract_server), lost) as url:
+        direct.topic(name())
+        database = RemoteDatabase(Client(url, key=KEY, timeout_s=20, retry_ms=30_000))
+        with database.topic(name(), create=False).producer() as producer:
+            lost[0] = 1
+            sent = [producer.send(number) for number in range(3)]
+            assert [delivery.result() for delivery in sent] == [1, 2, 3]
+            assert producer.stats().repeated_batches == 1
+        database.close()
+        assert direct.topic(name()).count == 3
 
 
 def test_a_commit_whose_response_was_lost_is_no_conflict(contract_server: str, name: Name) -> None:

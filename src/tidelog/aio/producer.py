@@ -146,6 +146,7 @@ class AsyncProducer:
             return batch is not None
 
         queue.check_open()
+        queue.close_batch()  # no record can join it
         self._work.set()
         if not await self._wait_until(try_again, timeout):
             used, most = queue.used_bytes, queue.max_bytes

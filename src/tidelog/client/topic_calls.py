@@ -67,7 +67,7 @@ from tidelog.engine.producer_queue import ProducerBatch
 from tidelog.engine.read import parse_nodes, table_metadata
 from tidelog.engine.rewrite import RewriteResult, RewrittenFile, SkippedSegment
 from tidelog.engine.segment import SizeCount
-from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
+from tidelog.errors import BadInput, Error, Forbidden, NotAQueue, TopicNotFound, Unavailable
 from tidelog.formats.frame import TS_MS_MAX
 from tidelog.times import Duration, Seconds, Time, duration_ms, fields_in_ms, seconds, time_ms
 from tidelog.types import Buffer
@@ -265,7 +265,10 @@ class TopicCalls:
 
     def check_producer(self, repeated_for_ms: int) -> Call[None]:
         """Raise where the topic may forget the key of a batch that is still repeated: it would be written twice."""
-        window_ms = (yield from self.state()).config.idempotency_window_ms
+        try:
+            window_ms = (yield from self.state()).config.idempotency_window_ms
+        except Forbidden:  # a key that only writes
+            window_ms = TopicConfig().idempotency_window_ms
         if repeated_for_ms >= window_ms:
             raise BadInput(
                 f"{self.name} remembers for {window_ms} ms which batches were written (idempotency_window_ms), and "

@@ -154,6 +154,7 @@ class Producer:
             return batch is not None
 
         queue.check_open()
+        queue.close_batch()  # no record can join it
         self._work.notify()
         if not self._wait_until(try_again, timeout):
             used, most = queue.used_bytes, queue.max_bytes

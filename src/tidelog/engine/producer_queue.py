@@ -190,8 +190,10 @@ class ProducerQueue:
         size = len(text) + len(meta_text)
         if size > self.record_bytes_max:
             raise TooLarge("a record", size=size, limit=self.record_bytes_max)
-        record = (text, is_json, tag_text, node_text, meta_text)
-        return record, size + len(tag_text) + len(node_text) + RECORD_OVERHEAD_BYTES
+        size += len(tag_text) + len(node_text) + RECORD_OVERHEAD_BYTES
+        if size > self._max_bytes:
+            raise TooLarge("a record with its fields", size=size, limit=self._max_bytes, next_step="raise max_bytes")
+        return (text, is_json, tag_text, node_text, meta_text), size
 
     def add(self, record: EncodedRecord, size: int) -> ProducerBatch | None:
         """Accept a record and return its batch, where it is the last one. None: there is no space, or the queue takes

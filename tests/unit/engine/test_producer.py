@@ -123,6 +123,36 @@ def test_a_batch_lingers_for_others_until_it_is_flushed() -> None:
     assert len(writer.attempts) == 1
 
 
+def test_a_sender_that_waits_for_space_waits_for_no_linger() -> None:
+    writer = Writer(None, None)
+    with make(writer, linger_ms=60_000, max_bytes=2 * 65) as producer:
+        for data in (b"a", b"b", b"c"):
+            producer.send(data)
+        assert writer.records == [b"a", b"b"]
+
+    async def main() -> None:
+        writer = AsyncWriter()
+        options: dict[str, Any] = {"linger_ms": 60_000, "max_bytes": 2 * 65, "on_error": None}
+        producer = AsyncProducer("t", writer.write_batch, nothing, LIMITS, **options)
+        for _ in range(2):
+            writer.pending.put_nowait(None)
+        for data in (b"a", b"b", b"c"):
+            await producer.send(data)
+        assert writer.records == [b"a", b"b"]
+        await producer.close()
+
+    run(main())
+
+
+def test_a_record_that_never_fits_is_refused() -> None:
+    with make(Writer().write, max_bytes=200) as producer:
+        producer.send(b"x" * 136)
+        for data, tag in ((b"x" * 137, None), (b"x" * 136, "t")):
+            with pytest.raises(errors.TooLarge) as found:
+                producer.send(data, tag=tag)
+            assert found.value.written is False
+
+
 def test_a_batch_is_sent_when_its_time_is_over() -> None:
     writer = Writer(None)
     with make(writer, linger_ms=1) as producer:
