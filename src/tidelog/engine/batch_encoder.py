@@ -315,11 +315,13 @@ def _encode_metas(value: object, count: int, limits: EngineConfig) -> list[bytes
 
 
 def encode_meta(value: object, limits: EngineConfig) -> bytes:
-    """Check and encode the meta of one record; an empty one where it is empty."""
+    """Check and encode the meta of one record."""
     if not isinstance(value, dict):
         raise BadInput(f"a meta is a dict, not {type(value).__name__}; nothing was written")
-    metas = _encode_metas([value], 1, limits)
-    return metas[0] if metas else b""
+    _check_meta_keys(value, limits)
+    text = value_to_json(value)
+    _check_meta_sizes([text], limits)
+    return text
 
 
 def _reencode_metas(texts: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:
