@@ -59,6 +59,7 @@ _MODULES = {
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",
     "server-writes": "server.bench_writes",
+    "server-producer": "server.bench_producer",
     "server-reads": "server.bench_reads",
     "server-push": "server.bench_push",
     "server-sustained": "server.bench_sustained",

@@ -8,12 +8,15 @@ under test, and the settings that make it fastest under its promise.
     none       memory and ephemeral topics; beside them stands a server that only reads and answers (`bare`)
 
 Redis rewrites no log and writes no snapshot while it is measured. JetStream learnt to sync always in 2.10; with an
-older one that row is left out. What is not installed is left out as well, and the run says so.
+older one that row is left out. Kafka syncs nothing by itself and is in the benchmark of producers alone. What is not
+installed is left out as well, and the run says so.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 import shutil
 import socket
@@ -25,6 +28,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -99,6 +103,63 @@ def redis(path: Path, appendfsync: str) -> Iterator[Server]:
     command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
     with run_process(command, path / "redis.log", lambda: port) as server:
         yield server
+
+
+_KAFKA_SETTINGS = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{control}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={logs}
+num.partitions=1
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+
+
+@contextmanager
+def kafka(path: Path) -> Iterator[Server]:
+    """One broker of one node. `KAFKA_HOME` has its jars in `libs`, as the distribution and
+    `mvn dependency:copy-dependencies` of `org.apache.kafka:kafka_2.13` lay them out."""
+    path.mkdir()
+    port, control = free_port(), free_port()
+    settings = path / "server.properties"
+    settings.write_text(_KAFKA_SETTINGS.format(port=port, control=control, logs=path / "logs"))
+    java = ["java", "-Xms1g", "-Xmx1g", "-cp", f"{kafka_jars()}/*"]
+    cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+    subprocess.run(
+        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
+        capture_output=True,
+        check=True,
+    )
+    with run_process([*java, "kafka.Kafka", str(settings)], path / "kafka.log", lambda: port) as server:
+        yield server
+
+
+def kafka_jars() -> Path | None:
+    """The directory of the broker's jars; None where it cannot be started."""
+    jars = Path(os.environ.get("KAFKA_HOME", "")) / "libs"
+    return jars if os.environ.get("KAFKA_HOME") and any(jars.glob("kafka_2*.jar")) and shutil.which("java") else None
+
+
+def has_redis() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+def missing_clients() -> list[str]:
+    """What the benchmark of producers leaves out, and why."""
+    said = []
+    if kafka_jars() is None:
+        said.append("KAFKA_HOME has no libs of a broker, or there is no java; the row against Kafka is left out")
+    elif find_spec("confluent_kafka") is None:
+        said.append("confluent-kafka is not installed; the row against Kafka is left out")
+    if not has_redis() or find_spec("redis") is None:
+        said.append("redis-server or redis-py is not installed; the row against Redis is left out")
+    return said
 
 
 @contextmanager

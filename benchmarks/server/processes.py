@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from benchmarks.server.load_generator import connect
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Memory(NamedTuple):
