@@ -17,6 +17,7 @@ from tidelog.client import connect
 from tidelog.database import Database, open
 from tidelog.engine import Gap, GapEntry, Group, GroupBatch, Job, LargeData, Queue, Record, Topic, Worker, timestamp_ms
 from tidelog.engine.queues import RejectJob, RetryJob, backoff, cron, every
+from tidelog.engine.typed import TypedRecord, TypedTopic
 from tidelog.errors import Error
 from tidelog.version import __version__
 
@@ -36,6 +37,8 @@ __all__ = [
     "RejectJob",
     "RetryJob",
     "Topic",
+    "TypedRecord",
+    "TypedTopic",
     "Worker",
     "__version__",
     "aio",

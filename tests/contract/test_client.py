@@ -15,7 +15,7 @@ from tests.contract.conftest import KEY
 from tests.contract_http.server import Server
 
 import tidelog
-from tidelog import errors
+from tidelog import errors, protocols
 from tidelog.client import Client, RemoteDatabase
 from tidelog.client.core import Request, ServerUnreachable
 
@@ -269,3 +269,14 @@ def test_an_error_of_a_streamed_write_says_whether_anything_was_written(contract
             with pytest.raises(errors.Refused) as refused:
                 topic.append_arrow(pa.table({"data": [b"x"] * rows}))
             assert (refused.value.written, refused.value.acked) == (written, acked)
+
+
+def test_the_connection_of_a_closed_event_stream_is_not_used_again(
+    remote: protocols.Database, name: Callable[..., str]
+) -> None:
+    """A request that may not be repeated would be in doubt on it."""
+    channel = remote.channel(f"!{name()}@localhost", user="ann@localhost")
+    channel.join()
+    for number in range(3):
+        assert list(remote.queue(name("q")).work("w", timeout=0)) == []
+        assert channel.publish(b"x").seq == number + 1

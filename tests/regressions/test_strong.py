@@ -27,7 +27,7 @@ def _text(topic: Topic) -> list[int]:
 
 
 def _lines(topic: Topic) -> list[int]:
-    passed = topic.scan()
+    passed = topic_operations(topic).scan()
     return list(range(1, sum(text.count(b"\n") for text in passed.iter_json_lines(FieldSelection())) + 1))
 
 

@@ -49,7 +49,7 @@ def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
         with here.open_engine() as log:
             table = log.topic("copy").to_arrow()
             assert sorted(map(int, table.column("data").to_pylist())) == list(range(5000))
-            assert set(table.column("tag").to_pylist()) == {b"part-0", b"part-1", b"part-2"}
+            assert set(table.column("tag").to_pylist()) == {"part-0", "part-1", "part-2"}
             assert [record.data for record in log.topic("json").read(0).records] == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 

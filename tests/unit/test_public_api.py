@@ -39,6 +39,7 @@ def public_object(section: str) -> object:
 def public_names(value: object) -> set[str]:
     """Return the names that a value shows. A named tuple shows `count` and `index` of every tuple too."""
     hidden = {"count", "index"} - set(getattr(value, "_fields", ())) if isinstance(value, tuple) else set()
+    hidden |= set(dir(list)) if isinstance(value, list) else set()
     return {name for name in dir(value) if not name.startswith("_")} - hidden
 
 
@@ -57,6 +58,12 @@ def backup_values(database: tidelog.Database, disk: SimDisk) -> tuple[object, ..
         backup.restore("backups", "new", disk=disk),
         backup.prune("backups", keep=1, disk=disk),
     )
+
+
+def _typed_values(database: tidelog.Database) -> list[object]:
+    topic = database.topic("numbers").typed(int)
+    topic.append(1)
+    return [topic, topic.read(), topic.read().records[0]]
 
 
 def _compaction_values() -> list[object]:
@@ -92,6 +99,7 @@ def test_returned_values_show_exactly_the_documented_names() -> None:
         *(database.router("r", "orders", "copies"), group.state(), group.lag(), group.preview(0)),
         *(group.claim("worker", 1), group.consumers()[0]),
         *(topic.rewrite(), topic.erase(seqs=[3])),
+        *(topic.scan(), topic.gaps(), topic.groups(), *_typed_values(database)),
         *(database.report, database.health(), database.topic("large").read().records[0].data),
         *backup_values(database, disk),
         *producer_values(database.topic("sent")),

@@ -27,6 +27,7 @@ from tidelog.aio.remote import (
     AsyncRemoteTopic,
     connect,
 )
+from tidelog.aio.typed import AsyncTypedTopic
 
 __all__ = [
     "AsyncChannel",
@@ -41,6 +42,7 @@ __all__ = [
     "AsyncRemoteQueue",
     "AsyncRemoteTopic",
     "AsyncTopic",
+    "AsyncTypedTopic",
     "connect",
     "open",
 ]

@@ -32,7 +32,6 @@ from tidelog.database import Database
 from tidelog.engine import (
     SEQ_MAX,
     Appended,
-    BulkScan,
     Counts,
     Gap,
     Group,
@@ -55,6 +54,7 @@ from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, Produce
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
 from tidelog.engine.read import READER_POLL_S, ExcludedNodes, OnGap
+from tidelog.engine.tables import Scan
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import Error, StreamBroken
 from tidelog.times import Duration, Seconds, seconds
@@ -501,9 +501,9 @@ async def wait_for_page(
 class AsyncScan:
     """A bulk read of a topic. Gaps and counts are complete when it ends."""
 
-    def __init__(self, start: Callable[[], BulkScan], threads: Threads, from_seq: int) -> None:
+    def __init__(self, start: Callable[[], Scan], threads: Threads, from_seq: int) -> None:
         self._start, self._threads, self._from_seq = start, threads, from_seq
-        self._scan: BulkScan | None = None
+        self._scan: Scan | None = None
 
     def __repr__(self) -> str:
         return f"<async scan, after {self.next_from_seq}>"

@@ -132,7 +132,8 @@ class EventStream:
 
 
 def shut_down(response: HTTPResponse) -> None:
-    """End the connection of a response, also while another thread reads it."""
+    """End the connection of a response, also while another thread reads it. No other request gets it."""
+    response.will_close = True
     raw = getattr(response.fp, "raw", None)
     sock = getattr(raw, "_sock", None)
     if sock is not None:

@@ -210,7 +210,8 @@ class Client:
         except ConnectionLost as error:
             raise self.core.errors.lost(str(error)) from error
         finally:
-            self._release(connection, is_reusable=response.isclosed())
+            # The end of a stream that was shut down looks like that of a whole response.
+            self._release(connection, is_reusable=response.isclosed() and not response.will_close)
 
     def new_backoff(self) -> RetryBackoff:
         """Pauses for a caller that repeats a stream itself, from the point where it ended."""

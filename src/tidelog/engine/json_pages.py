@@ -173,7 +173,7 @@ def _encode_plain_ranges(topic: TopicState, ranges: list[_PlainRange], bytes_max
 
 
 class BulkScan:
-    """One pass over a topic for a bulk reader, batch by batch. Gap and counts are complete when it ends."""
+    """One pass over a topic for a server or a Spark task, batch by batch. Gap and counts are complete when it ends."""
 
     def __init__(
         self,
@@ -189,12 +189,8 @@ class BulkScan:
     ) -> None:
         check_int("limit", limit, 0, SEQ_MAX)
         self._limit, self._bytes_max, self._columns = limit, bytes_max, frames.check_columns(columns)
-        self._name = topic.name
         self._scan = TopicScan(topic, from_seq, nodes, to_seq, pass_gaps=True, strong=strong)
         retention.persist_gap_floor(topic, self._scan.gap, self._scan.watermarks.evict_floor)
-
-    def __repr__(self) -> str:
-        return f"<scan of topic {self._name!r}, after {self.next_from_seq}>"
 
     @property
     def gap(self) -> Gap | None:
@@ -238,10 +234,6 @@ class BulkScan:
 
         return map(encode, self._chunks())
 
-    def iter_stored_batches(self) -> Iterator[pa.RecordBatch]:
+    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches in the types of the wire and of Spark: `tag`, `node` and `meta` are bytes."""
         return map(partial(read.stored_batch, columns=self._columns), self._chunks())
-
-    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches with the columns of `Topic.to_arrow`."""
-        return map(frames.typed_records, self.iter_stored_batches())

@@ -1,6 +1,9 @@
-"""Records of a topic as one Arrow table: a range of seqs or times, some columns, what matches a filter."""
+"""Records of a topic as Arrow for users, with text as text: batch by batch, or as one table of a range of seqs or
+times, of some columns and of what matches a filter."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -11,7 +14,53 @@ from tidelog.engine.segment_listing import list_segments
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.frames import TableQuery
+from tidelog.frames import TableQuery, typed_records
+
+
+class Scan:
+    """One pass over a topic in bounded memory. `Topic.scan` returns one; gap and counts are complete when it ends."""
+
+    __slots__ = ("_name", "_scan")
+
+    def __init__(self, name: str, scan: BulkScan) -> None:
+        self._name, self._scan = name, scan
+
+    def __repr__(self) -> str:
+        return f"<scan of topic {self._name!r}, after {self.next_from_seq}>"
+
+    @property
+    def gap(self) -> Gap | None:
+        """The first of `gaps`."""
+        return self._scan.gap
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Every gap among the seqs passed so far."""
+        return self._scan.gaps
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the seqs passed so far."""
+        return self._scan.counts
+
+    @property
+    def next_from_seq(self) -> int:
+        """The cursor: the last seq that was passed."""
+        return self._scan.next_from_seq
+
+    @property
+    def head_seq(self) -> int:
+        """The last seq at the start."""
+        return self._scan.head_seq
+
+    @property
+    def earliest_seq(self) -> int:
+        """The first live record at the start."""
+        return self._scan.earliest_seq
+
+    def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches with the columns of `Topic.to_arrow`."""
+        return map(typed_records, self._scan.iter_arrow_batches())
 
 
 def read_table(topic: TopicState, query: TableQuery, nodes: ExcludedNodes, *, strong: bool = False) -> pa.Table:
@@ -23,7 +72,7 @@ def read_table(topic: TopicState, query: TableQuery, nodes: ExcludedNodes, *, st
     for from_seq, to_seq in query.ranges(list_segments(topic).segments if query.filter is not None else ()):
         at, last = from_seq, to_seq
         while True:
-            scan = BulkScan(topic, at, last, nodes, SEQ_MAX, strong=strong, columns=query.needed)
+            scan = Scan(topic.name, BulkScan(topic, at, last, nodes, SEQ_MAX, strong=strong, columns=query.needed))
             last = scan.head_seq if last is None else min(last, scan.head_seq)
             batches += map(query.select, scan.iter_arrow_batches())
             gaps, counts = gaps + scan.gaps, counts + scan.counts

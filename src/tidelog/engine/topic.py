@@ -207,6 +207,22 @@ class TopicOperations:
         whether the records are in memtables."""
         return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
 
+    def scan(
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        nodes: ExcludedNodes = frozenset(),
+        limit: int = SEQ_MAX,
+        bytes_max: int = SEQ_MAX,
+        strong: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> BulkScan:
+        """`Topic.scan` as lines of JSON, or in the types of the wire."""
+        return BulkScan(
+            self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max, columns=columns
+        )
+
     def may_read_cold(self, from_seq: int) -> bool:
         """Whether a read of the records after this seq may have to wait for the cold store."""
         with self._state.lock:
@@ -862,16 +878,17 @@ class Topic:
         bytes_max: int = SEQ_MAX,
         strong: bool = False,
         columns: Sequence[str] | None = None,
-    ) -> BulkScan:
-        """Scan many records in bounded memory, as lines or as Arrow batches: at most `limit`, and about `bytes_max`
-        bytes, with these columns of `to_arrow`. `strong`: as for `read`.
+    ) -> tables.Scan:
+        """Scan many records in bounded memory, as Arrow batches: at most `limit`, and about `bytes_max` bytes, with
+        these columns of `to_arrow`. `strong`: as for `read`.
 
         >>> [batch.num_rows for batch in orders.scan(columns=["seq"]).iter_arrow_batches()]
         [3]
         """
-        return BulkScan(
-            self._state, from_seq, to_seq, nodes, limit, strong=strong, bytes_max=bytes_max, columns=columns
+        scan = self._operations.scan(
+            from_seq, to_seq, nodes=nodes, limit=limit, bytes_max=bytes_max, strong=strong, columns=columns
         )
+        return tables.Scan(self.name, scan)
 
     @overload
     def latest(self, key: None = None, *, prefix: str = "") -> LatestTable: ...

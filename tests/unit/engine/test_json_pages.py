@@ -69,7 +69,7 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
             topic = filled(EngineHarness(), durability)
             show = FieldSelection(tags=True)
             said.append([topic_operations(topic).read_json(at, 3, 1 << 20, show=show) for at in range(7)])
-            said.append([b"".join(topic.scan().iter_json_lines(show))])
+            said.append([b"".join(topic_operations(topic).scan().iter_json_lines(show))])
     assert said[:2] == said[2:]
 
 
@@ -403,9 +403,9 @@ def test_a_scan_gives_the_same_as_lines_and_as_columns() -> None:
     world.log.checkpoint()
     topic.append([7, 8])
     for from_seq, to_seq, limit in ((0, None, SEQ_MAX), (1, 5, SEQ_MAX), (0, None, 3), (8, None, SEQ_MAX)):
-        lines = topic.scan(from_seq, to_seq, limit=limit)
+        lines = topic_operations(topic).scan(from_seq, to_seq, limit=limit)
         texts = [json.loads(line) for piece in lines.iter_json_lines(FieldSelection()) for line in piece.splitlines()]
-        columns = topic.scan(from_seq, to_seq, limit=limit)
+        columns = topic_operations(topic).scan(from_seq, to_seq, limit=limit)
         seqs = [seq for batch in columns.iter_arrow_batches() for seq in batch.column("seq").to_pylist()]
         assert [text["$seq"] for text in texts] == seqs
         assert lines.counts == columns.counts

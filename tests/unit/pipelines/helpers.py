@@ -145,9 +145,7 @@ class PipelineHarness:
     def log_rows(self) -> list[Row]:
         with tidelog.open(self.data, read_only=True) as engine:
             table = engine.topic("orders", create=False).to_arrow()
-        texts = ((value.decode() or None if value is not None else None) for value in table["tag"].to_pylist())
-        nodes = ((value.decode() or None if value is not None else None) for value in table["node"].to_pylist())
-        return list(zip(table["seq"].to_pylist(), table["data"].to_pylist(), texts, nodes, strict=True))
+        return list(zip(*(table[name].to_pylist() for name in ("seq", "data", "tag", "node")), strict=True))
 
     def table_rows(self) -> list[Row]:
         """Every row that a reader of the table sees, by seq, doubles and all."""

@@ -332,7 +332,7 @@ def _newest_us(harness: PipelineHarness) -> int:
 
     with tidelog.open(harness.data, read_only=True) as engine:
         found: int = engine.topic("orders", create=False).to_arrow()["ts"].cast("int64").to_pylist()[-1]
-        return found
+        return found * 1000
 
 
 # ── what it refuses ───────────────────────────────────────────────────────────────────────────────

@@ -322,7 +322,7 @@ async def read_records(context: RequestContext) -> Stream:
     bytes_max = query.number("bytes_max", 0) or SEQ_MAX
     strong = wants_strong_read(context)
     start_scan = partial(
-        topic.scan,
+        topic_operations(topic).scan,
         from_seq,
         to_seq,
         nodes=nodes,
@@ -483,7 +483,7 @@ def _arrow_chunks(scan: BulkScan, show: FieldSelection, metadata: dict[str, Any]
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
             return sink.take_chunks()
 
-        yield from map(encode, scan.iter_stored_batches())
+        yield from map(encode, scan.iter_arrow_batches())
         empty = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         writer.write_batch(empty, custom_metadata=_arrow_metadata(_end_json(scan)))
     yield sink.take_chunks()

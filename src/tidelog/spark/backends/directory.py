@@ -173,12 +173,12 @@ class DirectoryBackend:
         return records[0].ts_ms if records else None
 
     def gap_before(self, topic: str, first: int) -> TopicGap | None:
-        gap = self._get_topic(topic).scan(first - 1, first - 1).gap
+        gap = topic_operations(self._get_topic(topic)).scan(first - 1, first - 1).gap
         return None if gap is None else TopicGap.from_engine(topic, gap)
 
     def account_missing(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
-        scan = self._get_topic(topic).scan(first - 1, stop - 1)
-        for batch in scan.iter_stored_batches():
+        scan = topic_operations(self._get_topic(topic)).scan(first - 1, stop - 1)
+        for batch in scan.iter_arrow_batches():
             raise Corrupt(self._path, pos=0, reason=f"{topic}: {batch.num_rows} records where none should be")
         gaps = _scan_gaps(topic, scan)
         return clip_counts(scan.counts, gaps, first, stop), gaps
@@ -195,10 +195,10 @@ class DirectoryBackend:
         return None
 
     def read_tail_inline(self, topic: str, first: int, stop: int) -> InlineRecords | None:
-        scan = self._get_topic(topic).scan(first - 1, stop - 1)
+        scan = topic_operations(self._get_topic(topic)).scan(first - 1, stop - 1)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
-            for batch in scan.iter_stored_batches():
+            for batch in scan.iter_arrow_batches():
                 writer.write_batch(batch)
         gaps = _scan_gaps(topic, scan)
         counts = scan.counts._replace(rows=0) if scan.counts.rows else clip_counts(scan.counts, gaps, first, stop)
@@ -377,13 +377,13 @@ def _read_records(topic: Topic, read_range: ReadRange, at: int) -> Iterator[Read
     """Read the range from `at` on through the engine, with the gaps and deletions since the plan."""
     deleted = read_range.deleted_mask()
     while at < read_range.stop:
-        scan = topic.scan(at - 1, read_range.stop - 1)
+        scan = topic_operations(topic).scan(at - 1, read_range.stop - 1)
         if scan.head_seq < read_range.stop - 1:
             raise Unavailable(
                 f"{topic.name} ends at seq {scan.head_seq} here and at {read_range.stop - 1} where the query was "
                 "planned; nothing was written, run it again when this executor sees the same directory"
             )
-        batches = scan.iter_stored_batches()
+        batches = scan.iter_arrow_batches()
         first = next(batches, None)
         if first is None and scan.next_from_seq >= read_range.stop - 1:
             gaps = _scan_gaps(topic.name, scan)

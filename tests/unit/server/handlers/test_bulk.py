@@ -30,8 +30,10 @@ from tests.unit.server.fakes import FakeSink, RunningStream, ServerHarness, capt
 from tests.zero_records import zero_records
 
 from tidelog.engine import Topic
+from tidelog.engine.read import SCHEMA
 from tidelog.engine.topic import TopicOperations
 from tidelog.errors import DiskFull, Error, InDoubt
+from tidelog.frames import typed_records
 from tidelog.http.interface import BodyError, ClientDisconnected, Stream
 from tidelog.server.handlers import records
 from tidelog.testing import SimDisk
@@ -138,7 +140,7 @@ def test_arrow_is_the_table_of_the_engine_with_gaps_at_both_ends() -> None:
             "earliest_seq": 5,
             "gap": gap,
         }
-        assert rows == topic.to_arrow().to_pylist()
+        assert typed_records(pa.Table.from_pylist(rows, schema=SCHEMA)).to_pylist() == topic.to_arrow().to_pylist()
         assert [row["seq"] for row in rows] == [5, 6, 8, 9, 10]
         assert end["counts"] == {"rows": 5, "deleted": 1, "expired": 0, "evicted": 4, "filtered": 0, "holes": 0}
         assert (end["next_from_seq"], end["gap"], end["gaps"]) == (10, gap, [gap])
