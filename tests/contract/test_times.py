@@ -16,6 +16,7 @@ import tidelog
 from tidelog import backup, errors, protocols
 from tidelog.channels import ChannelConfig
 from tidelog.channels.rules import ChannelSettings
+from tidelog.commitlog import SegmentedLog
 from tidelog.engine.config import KNOWN, EngineConfig, EngineSettings, TopicConfig, TopicFields
 from tidelog.times import duration_ms, seconds, time_ms
 
@@ -108,6 +109,10 @@ def test_settings_are_typed_and_paths_are_paths(tmp_path: Path) -> None:
             tidelog.open(wrong)  # type: ignore[arg-type]
         with pytest.raises(errors.BadInput, match=r"is text or a pathlib\.Path"):
             backup.list_backups(wrong)  # type: ignore[arg-type]
+        with pytest.raises(errors.BadInput, match=r"the directory of a log is text or a pathlib\.Path"):
+            SegmentedLog.open(wrong)  # type: ignore[arg-type]
+    with SegmentedLog.open(tmp_path / "log") as segments:
+        assert segments.append(b"x") == segments.lowest
     with pytest.raises(errors.BadInput, match="there is no setting 'wal_shard', the nearest is wal_shards"):
         tidelog.open(tmp_path / "new", wal_shard=1)  # type: ignore[call-arg]
     assert not (tmp_path / "new").exists()

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from weakref import finalize
@@ -100,7 +101,7 @@ class AsyncSegmentedLog:
     @classmethod
     async def open(
         cls,
-        path: str,
+        path: str | PathLike[str],
         codec: str | None = None,
         *,
         read_only: bool = False,

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import replace as replaced
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
 from tidelog import native
-from tidelog.addresses import check_path
+from tidelog.addresses import check_path, path_text
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import append, cleaner, log_state, read, segment
 from tidelog.commitlog.append import Flusher, FlusherState, roll_segment
@@ -73,7 +74,7 @@ class OpenedLog(NamedTuple):
 
 
 def open_log(
-    path: str,
+    path: str | PathLike[str],
     codec: str | None,
     *,
     read_only: bool,
@@ -87,8 +88,9 @@ def open_log(
     if config.unverified and not read_only:
         raise BadInput("unverified is for reading: an append needs the hash function; nothing was changed")
     disk, clock = disk or PosixDisk(), clock or SystemClock()
+    path = path_text(path, "the directory of a log")
     check_path(path)
-    path = str(path).rstrip("/") or "/"
+    path = path.rstrip("/") or "/"
     names = _list_or_create(disk, path, read_only=read_only)
     the_codec = make_codec(_choose_codec(disk, path, names, codec), config)
     lock = None if read_only else take_lock(disk, path)
@@ -292,7 +294,7 @@ class SegmentedLog:
     @classmethod
     def open(
         cls,
-        path: str,
+        path: str | PathLike[str],
         codec: str | None = None,
         *,
         read_only: bool = False,

@@ -16,13 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from os import PathLike
 from threading import RLock
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from tidelog.addresses import check_path
+from tidelog.addresses import check_path, path_text
 from tidelog.clock import Clock
 from tidelog.commitlog.cleaner import RetentionResult
 from tidelog.commitlog.codecs import has_segment_files, make_codec
@@ -124,7 +125,7 @@ class PartitionedLog:
     @classmethod
     def open(
         cls,
-        root: str,
+        root: str | PathLike[str],
         codec: str = "rustlog",
         *,
         read_only: bool = False,
@@ -133,8 +134,8 @@ class PartitionedLog:
         **settings: Any,
     ) -> Self:
         """Open the directory, or create it. One writer, any number of readers."""
+        disk, root = disk or PosixDisk(), path_text(root, "the directory of a log")
         check_path(root)
-        disk, root = disk or PosixDisk(), str(root)
         make_codec(codec, make_config(None, settings))  # a wrong setting is refused here, not at the first partition
         lock = None
         if read_only:
