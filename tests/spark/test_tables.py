@@ -110,6 +110,16 @@ def test_many_topics_and_maintenance_on_the_command_line(
     with tidelog.open(data, threads=False) as log:
         log.topic("a").append([{"n": 0}])
     assert run("export-topics", data, lake, "--topic", "a")["rows"] == 1
+    typed = ("export-topics", data, f"{lake}/typed-{{topic}}", "--topic", "b", "--registered-schema")
+    assert main(["schema", "set", data, "b", "n int", "--from-seq", "1"]) == 0
+    assert main(["schema", "set", data, "b", "n int, m double"]) == 0
+    capsys.readouterr()
+    with tidelog.open(data, threads=False) as log:
+        log.topic("b").append([{"n": 0, "m": 0.5}])
+    assert run(*typed)["topics"][0]["commits"] == 2
+    frame = pipelines.read(spark, f"{lake}/typed-b")
+    assert frame.selectExpr("count(n)", "sum(m)").first() == (61, 0.5)
+    assert pipelines.reconcile(data, "b", f"{lake}/typed-b", spark=spark).equal
     joined = run("optimize", f"{lake}/a")
     assert joined["removed"] > joined["added"] == 1
     assert len(run("vacuum", f"{lake}/a", "--retention", "0s", "--force")["removed"]) == joined["removed"]

@@ -108,6 +108,7 @@ def _export_options(args: Namespace) -> dict[str, Any]:
         "key": args.api_key,
         "schema": args.schema,
         "infer": args.infer,
+        "registered_schema": args.registered_schema,
         "bad": args.bad,
         "partition_by": args.partition_by,
         "mode": args.mode,
@@ -666,6 +667,9 @@ def _add_export_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--schema", help="columns out of JSON records, as 'sku string, price double'")
     parser.add_argument("--infer", action="store_true", help="find the columns by looking at records")
+    parser.add_argument(
+        "--registered-schema", action="store_true", help="the columns that `tidelog schema set` gave each seq"
+    )
     parser.add_argument(
         "--bad", choices=("rescue", "quarantine", "fail"), default="rescue", help="records that do not fit (rescue)"
     )

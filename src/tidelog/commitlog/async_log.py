@@ -30,6 +30,7 @@ from weakref import finalize
 
 import pyarrow as pa
 
+from tidelog.addresses import path_text
 from tidelog.clock import Clock
 from tidelog.commitlog.append import FlusherState, StreamAppend
 from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult
@@ -124,7 +125,7 @@ class AsyncSegmentedLog:
             config=config,
             **settings,
         )
-        writer = WriterThread(path)
+        writer = WriterThread(path_text(path, "the directory of a log"))
         job: Job[SegmentedLog] = Job(opening, asyncio.get_running_loop())
         writer.submit(job)
         try:

@@ -31,7 +31,9 @@ from tidelog.pipelines.api import (
     read_live,
     reconcile,
     restore,
+    schema_history,
     scrub,
+    set_schema,
     stats,
     status,
     vacuum,
@@ -43,6 +45,7 @@ from tidelog.pipelines.export_supervisor import TopicExport
 from tidelog.pipelines.optimize_job import Optimized, Vacuumed
 from tidelog.pipelines.reconcile_job import Difference, Reconciled
 from tidelog.pipelines.restore_job import Restored
+from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed
 from tidelog.pipelines.stats_job import Stats
 from tidelog.pipelines.table_status import TableStatus
@@ -61,6 +64,7 @@ __all__ = [
     "Stats",
     "TableStatus",
     "TopicExport",
+    "TopicSchema",
     "Vacuumed",
     "backfill",
     "changes",
@@ -74,7 +78,9 @@ __all__ = [
     "read_live",
     "reconcile",
     "restore",
+    "schema_history",
     "scrub",
+    "set_schema",
     "stats",
     "status",
     "transforms",

@@ -38,6 +38,7 @@ from tidelog.pipelines import (
     partitions,
     record_mapping,
     restore_job,
+    schema_registry,
     table_formats,
 )
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
@@ -49,6 +50,7 @@ from tidelog.pipelines.optimize_job import RETENTION_HOURS, Optimized, Vacuumed,
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
 from tidelog.pipelines.restore_job import Restored
+from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
 from tidelog.pipelines.spark_tasks import LocalTaskRunner, SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
@@ -127,6 +129,7 @@ def export(
     key: str | None = None,
     schema: StructType | str | None = None,
     infer: bool = False,
+    registered_schema: bool = False,
     bad: BadRecordPolicy = "rescue",
     partition_by: str | None = None,
     mode: Mode | None = None,
@@ -152,6 +155,8 @@ def export(
         format: of a new table, delta (the default) or parquet; a table of a catalog is an Iceberg table.
         storage_options: credentials and endpoints of the object store, as deltalake or pyarrow call them, and
             properties of the catalog.
+        schema, infer: fields of JSON that become columns. A schema with more columns than the table has adds them.
+        registered_schema: the schemas of the topic by seq (`set_schema`): each range gets the one of its records.
         partition_by: of a new table: `date(ts)` for the day of a record, or a column. A directory (Delta, Parquet) or a
             partition of the table (Iceberg) for each value.
         mode: of a new table, `append` (the default), with a row of each record, or `latest`, with the newest row of
@@ -169,6 +174,7 @@ def export(
         storage_options,
         schema,
         infer,
+        registered_schema,
         bad,
         partition_by,
         mode,
@@ -197,6 +203,7 @@ class ExportRequest:
     storage_options: StorageOptions
     schema: StructType | str | None
     infer: bool
+    registered_schema: bool
     bad: BadRecordPolicy
     partition_by: str | None
     mode: Mode | None
@@ -210,6 +217,8 @@ class ExportRequest:
     def __post_init__(self) -> None:
         if self.infer and self.schema is not None:
             raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
+        if self.registered_schema and (self.infer or self.schema is not None):
+            raise BadInput("the registered schemas and another one; nothing was written, choose one of the two")
 
 
 @contextmanager
@@ -221,6 +230,12 @@ def _open_export(
     options = _read_options(location, topic, request.on_gap)
     group = None if request.group is None else ExportGroup(location, topic, request.group, request.hold_bytes)
     _find_topic(location, topic, location.address)
+
+    def schema_at(seq: int) -> tuple[StructType, int | None]:
+        return schema_registry.schema_at(schema_registry.read_history(location, topic), seq, topic)
+
+    if request.registered_schema:
+        schema_at(0)  # there is one
     with closing(_open_table(place, request.format, step)) as into:
         is_latest = _is_latest(
             into, request.mode, request.latest_key, request.partition_by, change_feed=request.change_feed
@@ -229,6 +244,9 @@ def _open_export(
         def make_mapping(backend: Backend) -> RecordMapping:
             schema = request.schema
             fields = _parse_schema(schema) if isinstance(schema, str) else schema
+            if request.registered_schema:
+                found = backend.snapshot(topic)
+                fields, _ = schema_at(max(found.evict_floor, found.first_seq) if found is not None else 0)
             if request.infer:
                 fields = _infer_fields(backend, options)
             hidden = into.format == "iceberg"
@@ -244,6 +262,17 @@ def _open_export(
                 job = ExportJob(options, into, make_mapping, context, request.sizes)
             if group is not None:
                 job.use_group(group)
+            if request.registered_schema:
+
+                def schema_of(seq: int) -> tuple[RecordMapping, int | None]:
+                    fields, next_change = schema_at(seq)
+                    return record_mapping.new_mapping(fields), next_change
+
+                job.use_schemas(schema_of)
+            if request.schema is not None and into.last_commit() is not None:
+                schema = request.schema
+                fields = _parse_schema(schema) if isinstance(schema, str) else schema
+                job.use_schema(record_mapping.new_mapping(fields))
             return closing(job)
 
         yield make_job
@@ -260,6 +289,7 @@ def export_topics(
     key: str | None = None,
     schema: StructType | str | None = None,
     infer: bool = False,
+    registered_schema: bool = False,
     bad: BadRecordPolicy = "rescue",
     partition_by: str | None = None,
     mode: Mode | None = None,
@@ -298,6 +328,7 @@ def export_topics(
         storage_options,
         schema,
         infer,
+        registered_schema,
         bad,
         partition_by,
         mode,
@@ -318,7 +349,8 @@ def export_topics(
         if topics is not None:
             return topics
         with closing(backends.open_backend(options, retry=False)) as backend:
-            return plan.resolve_topics(backend, options)
+            found = plan.resolve_topics(backend, options)
+        return [name for name in found if pattern is not None or name != schema_registry.SCHEMAS_TOPIC]
 
     if topics is None and not find_topics():
         raise NotFound(f"no topic in {where} matches; nothing was written, check the pattern")
@@ -549,6 +581,22 @@ def _reconcile_job(options: Options, table: interface.Table, context: JobContext
     if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
         return LatestReconcileJob(options, table, context)
     return ReconcileJob(options, table, context)
+
+
+def set_schema(
+    where: str, topic: str, schema: str, *, first_seq: int | None = None, key: str | None = None
+) -> TopicSchema:
+    """Register the fields of a topic's JSON from a seq on, by default from the next record. Starts no session of Spark.
+
+    Args:
+        schema: as in 'sku string, price double'; with all fields of the schema before it.
+    """
+    return schema_registry.set_schema(Location.parse(where, key), topic, schema, first_seq)
+
+
+def schema_history(where: str, topic: str, *, key: str | None = None) -> list[TopicSchema]:
+    """Return the registered schemas of a topic, oldest first. Starts no session of Spark."""
+    return schema_registry.read_history(Location.parse(where, key), topic)
 
 
 def optimize(

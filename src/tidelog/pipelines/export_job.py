@@ -328,6 +328,7 @@ def _not_reproducible(table: Table, leftover: Leftover, reason: str) -> Damaged:
 Progress = Callable[[int, int], None]  # exported seqs, of how many
 ShouldStop = Callable[[bool], bool]  # argument: whether the round had nothing to do
 MakeMapping = Callable[[Backend], RecordMapping]
+SchemaOf = Callable[[int], tuple[RecordMapping, int | None]]  # of a seq; the first seq of the next schema
 _SEQ_MAX: Final = (1 << 63) - 1
 
 
@@ -378,6 +379,8 @@ class ExportJob:
         self._new_commits: list[Commit] = []
         self._group: ExportGroup | None = None
         self._has_begun = False
+        self._wanted: RecordMapping | None = None
+        self._schema_of: SchemaOf | None = None
 
     def close(self) -> None:
         self._backend.close()
@@ -385,6 +388,14 @@ class ExportJob:
     def use_group(self, group: ExportGroup) -> None:
         """Set a consumer group to the position of the table, now and after each commit."""
         self._group = group
+
+    def use_schema(self, wanted: RecordMapping) -> None:
+        """Add columns of a schema to a table that exists, from its position on."""
+        self._wanted = wanted
+
+    def use_schemas(self, schema_of: SchemaOf) -> None:
+        """Use the schemas of the topic by seq: columns are added where one begins, and a commit ends there."""
+        self._schema_of = schema_of
 
     def count_exported(self) -> tuple[int, int]:
         """Return rows and commits of this object."""
@@ -421,24 +432,29 @@ class ExportJob:
         last = self._table.last_commit()
         first, mapping = self._start_position(snapshot, last)
         self._begin(first)
-        head = min(snapshot.next_seq, until)
+        head = limit = min(snapshot.next_seq, until)
+        if self._schema_of is not None:
+            wanted, next_change = self._schema_of(first)
+            if last is not None:
+                mapping = record_mapping.evolve(mapping, wanted, self._table.path)
+            limit = head if next_change is None else min(head, next_change)
         if first > snapshot.next_seq:
             raise BadInput(
                 f"{self._table.path} ends at seq {first - 1} and {self._topic} at {snapshot.next_seq - 1}: these are "
                 "not the records it was made from; nothing was written, look which topic and which directory are meant"
             )
         bytes_before = snapshot.bytes_before(first)
-        pending = bytes_before(head)
+        pending = bytes_before(limit)
         reason = commit_reason(
             self._sizes,
-            seqs=head - first,
+            seqs=limit - first,
             pending_bytes=pending,
             oldest_ms=self._oldest_pending_ms(first, head),
-            once=once,
+            once=once or limit < head,
         )
         if reason in ("nothing", "wait"):
             return ExportRound(reason, None, head, first)
-        stop = commit_end(self._sizes, first, head, bytes_before)
+        stop = commit_end(self._sizes, first, limit, bytes_before)
         commit = self._export_range(snapshot, mapping, last, first, stop)
         self._new_commits.append(commit)
         self._context.on_step("committed")
@@ -451,7 +467,10 @@ class ExportJob:
         if last is not None or self._is_all_left_over():
             drop_leftovers(self._table, self._backend, self._options, snapshot, self._context.runner)
         if last is not None:
-            return last.stop, record_mapping.mapping_from_commit(last.schema, last.shape)
+            known = record_mapping.mapping_from_commit(last.schema, last.shape)
+            if self._wanted is None:
+                return last.stop, known
+            return last.stop, record_mapping.evolve(known, self._wanted, self._table.path)
         first = self._table.next_export_seq(self._topic, snapshot.epoch)
         if first is None:
             interface.check_empty(self._table)
@@ -511,6 +530,7 @@ class ExportJob:
             mapping.options_json,
             ts_ms=ts_ms,
             table_first=first if last is None else last.table_first,
+            eras=interface.extend_eras(last, first, mapping.schema, mapping.options_json),
         )
         self._context.on_step("commit")
         self._table.commit(commit)

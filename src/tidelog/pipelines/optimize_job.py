@@ -143,7 +143,10 @@ def optimize_table(table: Table, context: JobContext, target_bytes: int) -> Opti
     done = Optimized(table.path, table.format, 0, 0, 0, 0)
     attempts = _ATTEMPTS
     while True:
-        groups = choose_files(table.own_files(), target_bytes)[:_COMMIT_FILES]
+        eras = interface.eras_of(last)
+        files = table.own_files()
+        by_era = [[file for file in files if interface.era_at(eras, file.first) is era] for era in eras]
+        groups = [group for each in by_era for group in choose_files(each, target_bytes)][:_COMMIT_FILES]
         if not groups:
             return done
         try:
@@ -164,12 +167,16 @@ def optimize_table(table: Table, context: JobContext, target_bytes: int) -> Opti
 
 
 def _join(table: Table, context: JobContext, last: Commit, groups: Sequence[tuple[DataFile, ...]]) -> Commit:
-    mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
     run = f"{context.clock.now_us():016x}"
-    footer = FileFooter(last.topic, last.epoch, 0, 0, run, last.schema, last.shape, transform=last.transform)
-    target = CommitTarget(table.path, table.format, mapping, footer, table.disk)
+
+    def target_of(first: int) -> CommitTarget:
+        era = interface.era_at(interface.eras_of(last), first)
+        mapping = record_mapping.mapping_from_commit(era.schema, era.shape)
+        footer = FileFooter(last.topic, last.epoch, 0, 0, run, era.schema, era.shape, transform=last.transform)
+        return CommitTarget(table.path, table.format, mapping, footer, table.disk)
+
     context.on_step("write files")
-    files = context.runner.run(join_files, [JoinTask(target, group) for group in groups])
+    files = context.runner.run(join_files, [JoinTask(target_of(group[0].first), group) for group in groups])
     commit = Commit(
         last.topic,
         last.epoch,
@@ -184,6 +191,7 @@ def _join(table: Table, context: JobContext, last: Commit, groups: Sequence[tupl
         table_first=last.table_first,
         ts_ms=context.clock.now_us() // 1000,
         same_rows=True,
+        eras=last.eras,
     )
     context.on_step("commit")
     table.commit(commit)

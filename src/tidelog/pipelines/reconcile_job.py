@@ -32,6 +32,7 @@ from tidelog.errors import BadInput, TopicNotFound
 from tidelog.pipelines import compare, export_job, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonResult, ComparisonTask, in_ranges
 from tidelog.pipelines.export_job import CommitTarget, ExportJob, JobContext, RangeFiles, attempt_id
+from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.table_formats import interface, parquet
 from tidelog.pipelines.table_formats.interface import (
     Commit,
@@ -163,6 +164,7 @@ def _kept_batches(task: OwnFilesTask, names: Sequence[str]) -> Iterator[pa.Recor
 
 
 _ROW_TEXT_CHARS: Final = 200
+_SEQ_MAX: Final = (1 << 63) - 1
 _GAP_TASK_SEQS: Final = 1 << 22  # seqs of a task without files
 _REPAIR_ATTEMPTS: Final = 5  # while other programs write the table
 Progress = Callable[[int, int], None]
@@ -345,7 +347,7 @@ class ReconcileJob:
         self, snapshot: TopicSnapshot, last: Commit, foreign: dict[str, tuple[int, int]], strays: set[str]
     ) -> list[ComparisonTask]:
         made = self._table.commits()
-        self._mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
+        self._eras = interface.eras_of(last)
         first = (
             min((commit.first for commit in made), default=last.stop) if last.table_first is None else last.table_first
         )
@@ -397,7 +399,11 @@ class ReconcileJob:
         bad: Sequence[DataFile],
     ) -> list[ComparisonTask]:
         """Return the tasks for seqs without an exported file."""
-        bounds = [(at, min(at + _GAP_TASK_SEQS, stop)) for at in range(first, stop, _GAP_TASK_SEQS)]
+        changes = [era.first for era in self._eras if first < era.first < stop]
+        parts = zip([first, *changes], [*changes, stop], strict=True)
+        bounds = [
+            (at, min(at + _GAP_TASK_SEQS, high)) for low, high in parts for at in range(low, high, _GAP_TASK_SEQS)
+        ]
         return [self._comparison_task(snapshot, low, high, (), foreign, bad) for low, high in bounds]
 
     def _comparison_task(
@@ -416,7 +422,7 @@ class ReconcileJob:
             topic=self._topic,
             path=self._table.path,
             disk=self._table.disk,
-            mapping=self._mapping,
+            mapping=self._mapping_at(first),
             options=self._options,
             first=first,
             stop=stop,
@@ -429,6 +435,27 @@ class ReconcileJob:
             is_transformed=is_transformed,
             scan=self._table.scan(),
         )
+
+    def _mapping_at(self, seq: int) -> RecordMapping:
+        era = interface.era_at(self._eras, seq)
+        return record_mapping.mapping_from_commit(era.schema, era.shape)
+
+    def _era_starts(self) -> list[int]:
+        return [0, *(era.first for era in self._eras[1:])]
+
+    def _era_start(self, seq: int) -> int:
+        return max(start for start in self._era_starts() if start <= seq)
+
+    def _split_by_era(self, ranges: SeqRanges) -> list[tuple[int, SeqRanges]]:
+        """Return the parts of ranges in each era, with the first seq of the era."""
+        found = []
+        stops = [*(era.first for era in self._eras[1:]), _SEQ_MAX]
+        for number, (era, end) in enumerate(zip(self._eras, stops, strict=True)):
+            low = era.first if number else 0
+            parts = merge_ranges((max(first, low), min(stop, end)) for first, stop in ranges)
+            if parts:
+                found.append((low, parts))
+        return found
 
     def _plan_range(self, snapshot: TopicSnapshot, first: int, stop: int) -> tuple[ReadTask, ...]:
         return compare.plan_range(self._backend, self._options, snapshot, first, stop)
@@ -490,10 +517,16 @@ class ReconcileJob:
         options = replace(self._given_options, on_gap="fail")  # records lost from here on would be missing
         with closing(ExportJob(options, self._table, lambda _: mapping, self._context)) as export:
             target = export.commit_target(snapshot, mapping)
-            written = tuple(export.write_files(snapshot, target, ranges))
+            targets = {low: export.commit_target(snapshot, self._mapping_at(low)) for low in self._era_starts()}
+            written = tuple(
+                file
+                for low, parts in self._split_by_era(ranges)
+                for file in export.write_files(snapshot, targets[low], parts)
+            )
             own = [(task, result) for task, result in again if task.committed_files]
             kept = self._context.runner.run(
-                copy_own_files, [_own_files_task(target, task, result, removal) for task, result in own]
+                copy_own_files,
+                [_own_files_task(targets[self._era_start(task.first)], task, result, removal) for task, result in own],
             )
             near = [name for name, (low, high) in comparison.foreign.items() if removal.may_affect(low, high)]
             tasks = [ForeignFileTask(target, name, number, removal) for number, name in enumerate(near)]
@@ -517,6 +550,7 @@ class ReconcileJob:
                 kept=tuple(each.kept for each in copied if each.kept is not None),
                 retired=tuple(each.name for each in copied),
                 replaced=replaced,
+                eras=last.eras,
             )
             self._context.on_step("commit")
             self._table.commit(commit)

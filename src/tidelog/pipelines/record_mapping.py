@@ -149,6 +149,41 @@ def new_mapping(
     return RecordMapping(schema.json(), made.fields, made.bad, rule)
 
 
+def evolve(known: RecordMapping, wanted: RecordMapping, where: str) -> RecordMapping:
+    """Return the mapping of a table after a schema with more columns was given for it. Raises BadInput where the schema
+    is no extension."""
+    new = {field.name: field for field in wanted.spark.fields if field.name in wanted.fields}
+    added = [field for name, field in new.items() if name not in known.fields]
+    if not known.fields or known.latest_key is not None:
+        if not added and known.fields:
+            return known
+        kind = "the newest row of each key" if known.fields else "no typed columns"
+        raise BadInput(
+            f"{where} has {kind}, and its schema does not change; nothing was written, export into a new table with "
+            "this schema"
+        )
+    for field in known.spark.fields:
+        if field.name not in known.fields:
+            continue
+        given = new.get(field.name)
+        if given is None or given.dataType != field.dataType:
+            now = "is missing" if given is None else f"is {given.dataType.simpleString()}"
+            raise BadInput(
+                f"the schema narrows {where}: column {field.name!r} is {field.dataType.simpleString()} there and {now} "
+                "in the schema; nothing was written. Keep it as it is and add columns after it, or export into a new "
+                "table"
+            )
+    if not added:
+        return known
+    for field in added:
+        if field.name in known.spark.names:
+            raise BadInput(
+                f"{where} has a column {field.name!r} of another kind; nothing was written, rename the field"
+            )
+    schema = StructType([*known.spark.fields, *added])
+    return dataclasses.replace(known, schema=schema.json(), fields=(*known.fields, *(field.name for field in added)))
+
+
 def _unpartitioned_mapping(fields: StructType | None, bad: BadRecordPolicy) -> RecordMapping:
     if fields is None:
         if bad != "rescue":

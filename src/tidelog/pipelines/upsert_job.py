@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.disk.interface import Disk, join
-from tidelog.errors import BadInput, TopicNotFound
+from tidelog.errors import BadInput, Corrupt, TopicNotFound
 from tidelog.pipelines import compare, export_job, latest_rows, record_mapping, row_hash
 from tidelog.pipelines.export_job import ExportJob, JobContext, Progress
 from tidelog.pipelines.latest_rows import LatestRows
@@ -399,7 +399,10 @@ class LatestReconcileJob:
         """Whether the log lost a record, instead of deleting it."""
         if seq < snapshot.evict_floor or seq >= snapshot.next_seq:
             return True
-        counts, _ = self._backend.account_missing(self._topic, seq, seq + 1)
+        try:
+            counts, _ = self._backend.account_missing(self._topic, seq, seq + 1)
+        except Corrupt:
+            return False  # there is a record, of another key: another program wrote the row
         return bool(counts.holes or counts.evicted or counts.expired)
 
     def _repair(self, snapshot: TopicSnapshot, last: Commit, mapping: RecordMapping, found: _Found) -> None:

@@ -54,6 +54,7 @@ COMMANDS = (
     *(f"backup {verb}" for verb in ("create", "list", "verify", "prune")),
     *("restore", "check"),
     *(f"pipeline {verb}" for verb in PIPELINE),
+    *(f"schema {verb}" for verb in ("set", "show", "history")),
     "doctor",
     *(f"log {verb}" for verb in LOG),
     "top",
@@ -74,7 +75,10 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    named = ("topic", "queue", "group", "retention", "erase", "router", "tier", "channel", "backup", "pipeline", "log")
+    named = (
+        *("topic", "queue", "group", "retention", "erase", "router", "tier", "channel", "backup", "pipeline"),
+        *("schema", "log"),
+    )
     groups = ("tidelog", *(f"tidelog {group}" for group in named))
     found = [made.prog for made in parsers(build_parser())]
     assert [name for name in found if name in groups] == list(groups)
@@ -119,7 +123,8 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "group", ["", "topic", "queue", "group", "retention", "router", "tier", "channel", "backup", "pipeline", "log"]
+    "group",
+    ["", "topic", "queue", "group", "retention", "router", "tier", "channel", "backup", "pipeline", "schema", "log"],
 )
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -423,6 +423,7 @@ class DeltaLakeTable:
         actions += [_kept_add_action(file, commit) for file in commit.kept]
         gone = (*commit.removed, *commit.retired)
         actions += [RemoveAction(name, not commit.same_rows, commit.ts_ms) for name in gone]
+        self._add_columns(commit, mapping)
         pause_s = _FIRST_PAUSE_S
         for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
             self._check_still_valid(commit, mapping)
@@ -445,6 +446,26 @@ class DeltaLakeTable:
         for name in commit.removed:
             self._directory.remove_quarantine(name)
         self._step("done")
+
+    def _add_columns(self, commit: Commit, mapping: RecordMapping) -> None:
+        """Add the columns that begin with this commit, by a version before it: empty, if the commit does not follow."""
+        if len(commit.eras) < 2 or commit.repair or commit.eras[-1].first != commit.first or self._table is None:
+            return
+        before = RecordMapping(commit.eras[-2].schema).arrow.names
+        there = pa.schema(self._table.schema().to_arrow()).names
+        added = [field for field in mapping.arrow if field.name not in before and field.name not in there]
+        if not added:
+            return
+        self._step("add columns")
+        try:
+            self._table.alter.add_columns(list(Schema.from_arrow(pa.schema(added)).fields))
+        except CommitFailedError as error:
+            raise TableChanged(
+                f"{self.path} was written by another process meanwhile ({error}); nothing was committed, run it again"
+            ) from None
+        except (DeltaError, OSError) as error:
+            raise _unreadable_error(self.disk, self.path, error) from None
+        self._load()
 
     def _is_committed(self, commit: Commit) -> bool:
         """Whether a commit that was reported as failed is part of the table."""

@@ -299,6 +299,10 @@ class IcebergTable:
             )
         assert self._table is not None, "it was prepared"
         there = {column.name for column in self._table.schema().fields}
+        if len(commit.eras) > 1 and commit.eras[-1].first == commit.first:  # columns that begin with this commit
+            there |= set(RecordMapping(commit.schema).arrow.names) - set(
+                RecordMapping(commit.eras[-2].schema).arrow.names
+            )
         for column in RecordMapping(commit.schema).arrow:
             if column.name not in there:
                 raise BadInput(
@@ -317,6 +321,10 @@ class IcebergTable:
         base = _data_uri(self._table)
         try:
             transaction = self._table.transaction()
+            columns = RecordMapping(commit.schema).arrow
+            if not set(columns.names) <= {column.name for column in self._table.schema().fields}:
+                with transaction.update_schema() as update:
+                    update.union_by_name(columns)
             if commit.replaced:
                 ranges = [_seq_range(first, stop) for first, stop in commit.replaced]
                 transaction.delete(" or ".join(ranges))

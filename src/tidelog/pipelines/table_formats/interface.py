@@ -34,10 +34,10 @@ from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NewerF
 from tidelog.pipelines.record_mapping import RecordMapping
 from tidelog.pipelines.row_hash import MASK_64
 
-COMMIT_FORMAT: Final = 3  # 2: a repair that copies rows; 3: partitions, upsert tables
+COMMIT_FORMAT: Final = 3  # 2: a repair that copies rows; 3: partitions, upsert tables, schemas by seq
 _COPIES_FORMAT: Final = 2
 _BASE_FORMAT: Final = 1
-_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first", "merged", "same_rows")
+_OPTIONAL_FIELDS: Final = ("kept", "retired", "replaced", "table_first", "merged", "eras", "same_rows")
 _OPTIONAL_FILE_FIELDS: Final = ("bad_bytes", "held")
 _NEW_SHAPES: Final = ('"partition_by"', '"latest_key"')
 SeqRanges: TypeAlias = tuple[tuple[int, int], ...]  # [first, stop) each, ascending
@@ -76,6 +76,14 @@ class Merged(msgspec.Struct, frozen=True):
     records: int
 
 
+class Era(msgspec.Struct, frozen=True):
+    """From which seq on the rows of a table have a schema."""
+
+    first: int
+    schema: str  # schema and shape of a commit
+    shape: str
+
+
 class Commit(msgspec.Struct, frozen=True):
     topic: str
     epoch: int
@@ -94,6 +102,7 @@ class Commit(msgspec.Struct, frozen=True):
     replaced: SeqRanges = ()  # an Iceberg table deletes the rows of these seqs; other formats name files
     retired: tuple[str, ...] = ()  # files of other programs that these replace
     merged: Merged | None = None  # of an upsert table
+    eras: tuple[Era, ...] = ()  # of a table whose schema has changed: the schemas of all seqs, the newest one last
     same_rows: bool = False  # files were joined: readers of changes skip the commit
     format: int = _BASE_FORMAT
 
@@ -130,7 +139,7 @@ _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _format_of(commit: Commit) -> int:
-    if any(key in commit.shape for key in _NEW_SHAPES):
+    if commit.eras or any(key in commit.shape for key in _NEW_SHAPES):
         return COMMIT_FORMAT
     return _COPIES_FORMAT if commit.kept or commit.retired else commit.format
 
@@ -192,6 +201,23 @@ def check_continues(last: Commit | None, made: Commit, where: str) -> None:
             f"{where} ends at seq {last.stop - 1} and {made.first} to {made.stop - 1} were to follow: another process "
             "wrote it meanwhile; nothing was committed, run it again"
         )
+
+
+def eras_of(commit: Commit) -> tuple[Era, ...]:
+    """Return the schemas of a table by seq, oldest first; there is at least one."""
+    return commit.eras or (Era(0, commit.schema, commit.shape),)
+
+
+def era_at(eras: Sequence[Era], seq: int) -> Era:
+    """Return the schema of a seq. Seqs below the first one have that."""
+    return next((era for era in reversed(eras) if era.first <= seq), eras[0])
+
+
+def extend_eras(last: Commit | None, first: int, schema: str, shape: str) -> tuple[Era, ...]:
+    """Return the schemas of a table whose rows from `first` on have this schema; empty for a table with only one."""
+    if last is None or (last.schema, last.shape) == (schema, shape):
+        return () if last is None else last.eras
+    return (*eras_of(last), Era(first, schema, shape))
 
 
 def active_files(commits: Sequence[Commit]) -> list[DataFile]:

@@ -637,7 +637,13 @@ class ParquetTable:
             return None
         said = uncommitted[made[0].name]
         number = 0 if last is None else last.number + 1
-        return Commit(said.topic, said.epoch, made[0].first, at, tuple(made), said.schema, said.shape, number=number)
+        commit = Commit(said.topic, said.epoch, made[0].first, at, tuple(made), said.schema, said.shape, number=number)
+        before = last
+        for file in made:
+            schema, shape = uncommitted[file.name].schema, uncommitted[file.name].shape
+            eras = interface.extend_eras(before, file.first, schema, shape)
+            before = commit = msgspec.structs.replace(commit, schema=schema, shape=shape, eras=eras)
+        return commit
 
 
 def _files_in_order(commit: Commit) -> list[str]:
