@@ -22,6 +22,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.common import GB, PROGRESS, Result, alternate, result, scratch_dir
 from benchmarks.server import peers
@@ -117,7 +118,7 @@ def candidates(place: Path) -> Iterator[dict[str, tuple[Server, Send]]]:
 
 def send_tidelog(
     database: tidelog.client.RemoteDatabase,
-    durability: str,
+    durability: Literal["disk", "fsync"],
     name: str,
     records: Sequence[bytes],
     tag: str | None = None,

@@ -88,7 +88,7 @@ def test_many_topics_and_maintenance_on_the_command_line(
         for topic in ("a", "b", "other"):
             for _ in range(3):
                 log.topic(topic).append([{"n": number} for number in range(20)])
-    for name in ("export_topics", "optimize"):
+    for name in ("export_topics", "optimize", "reprocess"):
         monkeypatch.setattr(pipelines, name, partial(getattr(pipelines, name), spark=spark))
 
     def run(*words: str, code: int = 0) -> dict[str, Any]:
@@ -120,6 +120,11 @@ def test_many_topics_and_maintenance_on_the_command_line(
     frame = pipelines.read(spark, f"{lake}/typed-b")
     assert frame.selectExpr("count(n)", "sum(m)").first() == (61, 0.5)
     assert pipelines.reconcile(data, "b", f"{lake}/typed-b", spark=spark).equal
+    pipelines.export(data, "b", f"{lake}/dead", schema="x int", bad="quarantine", spark=spark)
+    assert pipelines.dead_letters(spark, f"{lake}/dead").where("reason like 'does not fit%'").count() == 61
+    done = run("reprocess", data, "b", f"{lake}/dead", "--schema", "x int, n int, m double")
+    assert (done["fitted"], done["left"]) == (61, 0)
+    assert pipelines.dead_letters(spark, f"{lake}/dead").count() == 0
     joined = run("optimize", f"{lake}/a")
     assert joined["removed"] > joined["added"] == 1
     assert len(run("vacuum", f"{lake}/a", "--retention", "0s", "--force")["removed"]) == joined["removed"]

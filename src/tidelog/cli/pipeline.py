@@ -392,6 +392,29 @@ def optimize(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def reprocess(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    options = dict(args.storage_options)
+    with _spark(args, screen) as spark, screen.progress_bar(f"reprocessing {args.table}"):
+        done = pipelines.reprocess(
+            target_place(args),
+            args.topic,
+            args.table,
+            schema=args.schema,
+            storage_options=options,
+            key=args.api_key,
+            **spark,
+        )
+    screen.print_result(
+        done._asdict(),
+        f"{args.table}: {plural(done.fitted, 'record')} of {done.before:,} in quarantine fit now, {done.left:,} do not",
+        titles=_PLAIN,
+        rows=[("ranges written again", f"{done.ranges:,}"), ("not tried: the log lost records", f"{done.skipped:,}")],
+    )
+    return 0
+
+
 def vacuum(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
 
@@ -483,6 +506,7 @@ def add(commands: Commands) -> None:
     _add_export_topics(verbs)
     _add_optimize(verbs)
     _add_vacuum(verbs)
+    _add_reprocess(verbs)
     add_command(
         verbs,
         "script",
@@ -803,6 +827,25 @@ def _add_optimize(subcommands: Commands) -> None:
     parser.add_argument(
         "--file-bytes", type=parse_size, default=128 << 20, metavar="SIZE", help="the largest joined file (128m)"
     )
+    add_storage_options(parser)
+    _add_spark_options(parser)
+
+
+def _add_reprocess(subcommands: Commands) -> None:
+    parser = add_command(
+        subcommands,
+        "reprocess",
+        reprocess,
+        DATABASE,
+        "TOPIC",
+        "TABLE",
+        summary="try records in quarantine again, with the newest schema",
+        description="Read the ranges of TOPIC that have records in TABLE's quarantine and an older schema than the\n"
+        "newest one, and write them again in one commit: records that fit become rows, the others stay in quarantine.\n"
+        "A --schema with more columns than the table has adds them first.",
+        examples="tidelog pipeline reprocess data orders table --schema 'sku string, price double, vat double'",
+    )
+    parser.add_argument("--schema", help="more columns, as 'sku string, price double' (those of the table)")
     add_storage_options(parser)
     _add_spark_options(parser)
 

@@ -9,7 +9,7 @@
     stats       rates, sizes and waits per interval; status: where tables stand beside their topics
     compact     the newest record of each key stays; erase: records out of a topic and its tables, with a receipt
     restore     a backup at a point in time → a directory, or one topic of it → a topic
-    optimize    join small files of a table; vacuum: remove files that it does not need any more
+    optimize    join small files of a table; vacuum: remove old files; reprocess: try quarantine again
 
 Needs `pip install 'tidelog[spark,lake]'`. Start with `api`, the functions that a program calls. A job has a module of
 its own (`export_job`, …); `table_formats` has the tables, `table_source` reads them, `transforms` changes DataFrames.
@@ -22,6 +22,7 @@ from tidelog.pipelines.api import (
     backfill,
     changes,
     compact,
+    dead_letters,
     erase,
     export,
     export_here,
@@ -30,6 +31,7 @@ from tidelog.pipelines.api import (
     read,
     read_live,
     reconcile,
+    reprocess,
     restore,
     schema_history,
     scrub,
@@ -44,6 +46,7 @@ from tidelog.pipelines.export_job import Exported, Sizes
 from tidelog.pipelines.export_supervisor import TopicExport
 from tidelog.pipelines.optimize_job import Optimized, Vacuumed
 from tidelog.pipelines.reconcile_job import Difference, Reconciled
+from tidelog.pipelines.reprocess_job import Reprocessed
 from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed
@@ -58,6 +61,7 @@ __all__ = [
     "Exported",
     "Optimized",
     "Reconciled",
+    "Reprocessed",
     "Restored",
     "Scrubbed",
     "Sizes",
@@ -69,6 +73,7 @@ __all__ = [
     "backfill",
     "changes",
     "compact",
+    "dead_letters",
     "erase",
     "export",
     "export_here",
@@ -77,6 +82,7 @@ __all__ = [
     "read",
     "read_live",
     "reconcile",
+    "reprocess",
     "restore",
     "schema_history",
     "scrub",

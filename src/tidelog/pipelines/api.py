@@ -49,6 +49,7 @@ from tidelog.pipelines.export_supervisor import ExportSupervisor, TopicExport
 from tidelog.pipelines.optimize_job import RETENTION_HOURS, Optimized, Vacuumed, optimize_table, vacuum_table
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
+from tidelog.pipelines.reprocess_job import Reprocessed, reprocess_table
 from tidelog.pipelines.restore_job import Restored
 from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
@@ -56,7 +57,7 @@ from tidelog.pipelines.spark_tasks import LocalTaskRunner, SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
 from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.table_formats.interface import Format, OnStep
-from tidelog.pipelines.table_source import read_changes, read_table
+from tidelog.pipelines.table_source import read_changes, read_dead_letters, read_table
 from tidelog.pipelines.table_status import TableStatus, table_status
 from tidelog.pipelines.upsert_job import LatestReconcileJob, UpsertJob, require_delta
 from tidelog.spark import backends, decode, plan
@@ -581,6 +582,42 @@ def _reconcile_job(options: Options, table: interface.Table, context: JobContext
     if last is not None and record_mapping.mapping_from_commit(last.schema, last.shape).latest_key is not None:
         return LatestReconcileJob(options, table, context)
     return ReconcileJob(options, table, context)
+
+
+def dead_letters(spark: SparkSession, table: str, *, storage_options: StorageOptions = None) -> DataFrame:
+    """Load the records in quarantine of a table as they were, with a column `reason`.
+
+    Example:
+        >>> pipelines.dead_letters(spark, "lake/orders").select("seq", "reason").show()
+    """
+    return read_dead_letters(spark, table_formats.find_place(table, "the table", storage_options))
+
+
+def reprocess(
+    where: str,
+    topic: str,
+    table: str,
+    *,
+    schema: StructType | str | None = None,
+    storage_options: StorageOptions = None,
+    key: str | None = None,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    step: OnStep = interface.no_step,
+) -> Reprocessed:
+    """Try records in quarantine again with the newest schema of the table: those that fit become rows.
+
+    Ranges of the topic with such records are read and written again, in one commit. `schema` adds columns to the table
+    first, as for `export`.
+    """
+    place = table_formats.find_place(table, "the table", storage_options)
+    _check_table_exists(place)
+    options = _read_options(Location.parse(where, key), topic)
+    with closing(_open_table(place, None, step)) as into, job_session(spark, master, conf) as live:
+        fields = _parse_schema(schema) if isinstance(schema, str) else schema
+        wanted = None if fields is None else record_mapping.new_mapping(fields)
+        return reprocess_table(options, into, _job_context(live, place.disk, step), wanted)
 
 
 def set_schema(

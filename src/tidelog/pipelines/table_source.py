@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 
 from tidelog.disk.bucket_disk import BucketDisk
 from tidelog.errors import BadInput, NotFound
-from tidelog.pipelines import table_formats
-from tidelog.pipelines.table_formats import delta, parquet
+from tidelog.pipelines import record_mapping, table_formats
+from tidelog.pipelines.table_formats import delta, interface, parquet
 from tidelog.spark.executors import reduce_object
 
 SOURCE_NAME: Final = "tidelog-table"
@@ -70,6 +70,34 @@ def read_changes(spark: SparkSession, place: table_formats.Place, first: int, la
     return _with_storage(made, place).load()
 
 
+def read_dead_letters(spark: SparkSession, place: table_formats.Place) -> DataFrame:
+    """Load the records in quarantine of a table."""
+    spark.dataSource.register(TableSource)
+    made = spark.read.format(SOURCE_NAME).option("path", place.path).option("format", "quarantine")
+    return _with_storage(made, place).load()
+
+
+class QuarantineReader:
+    """Reads the committed files of a table's quarantine, a task a file."""
+
+    def __init__(self, place: table_formats.Place) -> None:
+        opened = table_formats.open_table(place.disk, place.path, catalog=place.catalog, write=False)
+        try:
+            files = interface.active_files(opened.commits())
+            self._disk, self._path = opened.disk, opened.path
+        finally:
+            opened.close()
+        self._names = [file.bad_name for file in files if file.bad_name is not None]
+        self.schema = record_mapping.QUARANTINE_SCHEMA
+
+    def parts(self) -> Sequence[str]:
+        return self._names
+
+    def read(self, part: str, /) -> Iterator[pa.RecordBatch]:
+        for batch in parquet.read_batches(self._disk, self._path, [part], None, None):
+            yield batch.cast(self.schema)
+
+
 @dataclass
 class TablePartition(InputPartition):
     part: Any  # a file, as the format names it; None: the whole table
@@ -95,6 +123,8 @@ class TableSource(DataSource):
         }
         place = table_formats.find_place(options["path"], "the table", stored or None)
         version = int(options["version"]) if "version" in options else None
+        if options["format"] == "quarantine":
+            return TableReader(QuarantineReader(place))
         if options["format"] == "changes":
             return TableReader(delta.ChangeReader(place.disk, place.path, int(options["first_version"]), version))
         return TableReader(_open_reader(place, options["format"], version))
@@ -132,5 +162,5 @@ class TableReader(DataSourceReader):
         return [TablePartition(part) for part in self._reader.parts()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, TablePartition), "planned by this reader"
-        yield from self._reader.read(partition.part)
+        if isinstance(partition, TablePartition):  # Spark has a partition of its own for a table without files
+            yield from self._reader.read(partition.part)

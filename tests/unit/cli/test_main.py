@@ -37,7 +37,7 @@ CHANNEL = (
 )
 PIPELINE = (
     *("export", "reconcile", "scrub", "backfill", "stats", "compact", "erase", "restore", "status", "export-topics"),
-    *("optimize", "vacuum", "script"),
+    *("optimize", "vacuum", "reprocess", "script"),
 )
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),

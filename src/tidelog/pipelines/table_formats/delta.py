@@ -449,9 +449,10 @@ class DeltaLakeTable:
 
     def _add_columns(self, commit: Commit, mapping: RecordMapping) -> None:
         """Add the columns that begin with this commit, by a version before it: empty, if the commit does not follow."""
-        if len(commit.eras) < 2 or commit.repair or commit.eras[-1].first != commit.first or self._table is None:
+        last = self.last_commit()
+        if last is None or last.schema == commit.schema or self._table is None:
             return
-        before = RecordMapping(commit.eras[-2].schema).arrow.names
+        before = RecordMapping(last.schema).arrow.names
         there = pa.schema(self._table.schema().to_arrow()).names
         added = [field for field in mapping.arrow if field.name not in before and field.name not in there]
         if not added:

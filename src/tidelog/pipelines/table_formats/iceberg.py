@@ -299,10 +299,8 @@ class IcebergTable:
             )
         assert self._table is not None, "it was prepared"
         there = {column.name for column in self._table.schema().fields}
-        if len(commit.eras) > 1 and commit.eras[-1].first == commit.first:  # columns that begin with this commit
-            there |= set(RecordMapping(commit.schema).arrow.names) - set(
-                RecordMapping(commit.eras[-2].schema).arrow.names
-            )
+        if last is not None:  # columns that begin with this commit
+            there |= set(RecordMapping(commit.schema).arrow.names) - set(RecordMapping(last.schema).arrow.names)
         for column in RecordMapping(commit.schema).arrow:
             if column.name not in there:
                 raise BadInput(
