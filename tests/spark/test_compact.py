@@ -144,7 +144,7 @@ def test_records_of_a_stream_have_the_keys_of_those_in_files(tmp_path: Path) -> 
         kept = {seq for seq, kind in at.items() if kind != key_source.OLDER}
         newest: dict[str, int] = {}
         for row in whole.slice(13, 200).to_pylist():
-            key = row["tag"].decode() if row["tag"] else ""
+            key = row["tag"] or ""
             if rule == "/user/id":
                 value = json.loads(row["data"])["user"]["id"] if row["data"][:8] == b'{"user":' else None
                 key = "" if value is None else str(value)
