@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from os import PathLike
 from threading import Lock
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from tidelog.addresses import path_text
@@ -125,9 +124,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ── topics, queues, routers, state ────────────────────────────────────────────────────────

@@ -175,13 +175,6 @@ def to_dicts(table: pa.Table) -> Rows:
     return rows
 
 
-def with_json_column(columns: Sequence[str] | None) -> Sequence[str] | None:
-    """The columns that `to_dicts` needs to decode these."""
-    if columns is None or isinstance(columns, str) or "data" not in columns or "json" in columns:
-        return columns
-    return [*columns, "json"]
-
-
 class Form(Generic[F]):
     """A form of tables: the methods of objects that have `to_arrow`, and of topics that have `append_arrow`."""
 

@@ -11,7 +11,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 Headers = Iterable[tuple[str, str]]
@@ -81,9 +80,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -190,9 +187,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import TracebackType
 from typing import Self
 
 import h2.config
@@ -34,9 +33,7 @@ class H2Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wire.close()
 
     def _flush(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from tests.contract_http.client import Address, Headers, RawConnection, Reply, dumps, loads
@@ -86,9 +85,7 @@ class SseStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wire.close()
 
     def frame(self, within_s: float | None = None) -> bytes:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from os import PathLike
-from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from tidelog import database as embedded
 from tidelog import frames
 from tidelog.addresses import path_text
-from tidelog.aio import follow
+from tidelog.aio import follow as loops
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
+from tidelog.aio.lifetime import Closable, Opening
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.threads import THREADS, Threads
 from tidelog.aio.typed import AsyncTypedTopic
@@ -47,13 +47,12 @@ from tidelog.engine import (
 )
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import TopicFields
-from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
-from tidelog.engine.groups import CommitMode, GroupList, leases_of
+from tidelog.engine.groups import GroupList, leases_of
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
-from tidelog.engine.read import READER_POLL_S, ExcludedNodes, OnGap
+from tidelog.engine.read import READER_POLL_S, ExcludedNodes
 from tidelog.engine.tables import Scan
 from tidelog.engine.topic import topic_operations
 from tidelog.errors import Error, StreamBroken
@@ -97,28 +96,7 @@ def writing(
     return run
 
 
-class Opening:
-    """What `open` returns: `async with` it, or `await` it and close the database."""
-
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncDatabase]]) -> None:
-        self._start = start
-        self._database: AsyncDatabase | None = None
-
-    def __await__(self) -> Generator[Any, Any, AsyncDatabase]:
-        return self._start().__await__()
-
-    async def __aenter__(self) -> AsyncDatabase:
-        self._database = await self._start()
-        return self._database
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._database is not None:
-            await self._database.close()
-
-
-def open(path: str | PathLike[str], *, workers: int = THREADS, **settings: Any) -> Opening:
+def open(path: str | PathLike[str], *, workers: int = THREADS, **settings: Any) -> Opening[AsyncDatabase]:
     """`tidelog.open` for asyncio: `async with tidelog.aio.open("data") as database`.
 
     Args:
@@ -158,7 +136,7 @@ class AsyncChannels(AsyncObject[ChannelManager]):
 
 
 @documented_by(Database)
-class AsyncDatabase(AsyncObject[Database]):
+class AsyncDatabase(AsyncObject[Database], Closable):
     """Topics, queues, routers and channels of one directory, for the tasks of an event loop."""
 
     def __init__(self, database: Database, threads: Threads) -> None:
@@ -166,14 +144,6 @@ class AsyncDatabase(AsyncObject[Database]):
 
     def __repr__(self) -> str:
         return f"<async {self._target!r}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         await self._threads.write(self._target.close)
@@ -381,60 +351,8 @@ class AsyncTopic(AsyncObject[Topic]):
             return await self._threads.read(call)
         return await wait_for_page(self._target, self._threads, call, from_seq, timeout)
 
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: None = None,
-        heartbeat: None = None,
-    ) -> AsyncIterator[Record | Gap]: ...
-
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[Page]: ...
-
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int | None = None,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
-        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
-        return follow.follow(self, from_seq, batch, **options)
-
-    def follow_arrow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[pa.RecordBatch | Gap]:
-        cursor = FollowCursor(
-            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
-        )
-        return follow.follow_arrow(self, cursor)
+    follow = loops.follow
+    follow_arrow = loops.follow_arrow
 
     def __aiter__(self) -> AsyncIterator[Record | Gap]:
         """Yield all records that exist now."""
@@ -541,7 +459,7 @@ class AsyncScan:
             yield batch
 
 
-class AsyncRecord:
+class AsyncRecord(Closable):
     """The data of one record as a file."""
 
     def __init__(self, reader: RecordReader, threads: Threads) -> None:
@@ -552,14 +470,6 @@ class AsyncRecord:
 
     def __len__(self) -> int:
         return len(self._reader)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes from here; all of them where it is negative."""
@@ -654,20 +564,8 @@ class AsyncGroup(AsyncObject[Group]):
     leave = writing(Group.leave)
     consumers = reading(Group.consumers)
 
-    def follow(
-        self,
-        *,
-        commit: CommitMode = "batch",
-        limit: int = 256,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-    ) -> AsyncIterator[Record | Gap]:
-        return follow_group(self, commit, limit, timeout, on_gap)
-
-    def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
-    ) -> AsyncIterator[AsyncGroupBatch]:
-        return consume_group(self, consumer, batch, lease_ms, timeout)
+    follow = follow_group
+    consume = consume_group
 
     async def claim(
         self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
@@ -856,7 +754,7 @@ class _SubscriptionWakeups:
         self._event.clear()
 
 
-class AsyncSubscription:
+class AsyncSubscription(Closable):
     """The events of one channel for one subscriber: iterate over it, or `wait`."""
 
     def __init__(self, subscription: Subscription, wakeups: _SubscriptionWakeups, threads: Threads) -> None:
@@ -880,14 +778,6 @@ class AsyncSubscription:
     async def close(self) -> None:
         """End the subscription. The membership stays."""
         await self._threads.write(self._subscription.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def __aiter__(self) -> AsyncIterator[ChannelEvent]:
         """Yield events until the subscription ends."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, overload
 
 import pyarrow as pa
 
 from tidelog.engine import Gap, Page, Record
-from tidelog.engine.follow import EMPTY_ARROW_BATCH, FollowCursor
+from tidelog.engine.follow import ARROW_BATCH_RECORDS, EMPTY_ARROW_BATCH, FollowCursor
+from tidelog.engine.read import OnGap
 from tidelog.times import Seconds
 
 
@@ -38,7 +39,7 @@ class AsyncFollowedTopic(Protocol):
     def scan(self, from_seq: int = 0, to_seq: int | None = None, *, strong: bool = False) -> AsyncFollowedScan: ...
 
 
-async def follow_pages(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncGenerator[Page, None]:
+async def follow_pages(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncIterator[Page]:
     """Yield pages of records as they arrive, forever or until none arrived for the timeout."""
     while not cursor.is_ended:
         page = cursor.accept(await topic.read(**cursor.query()))
@@ -46,7 +47,7 @@ async def follow_pages(topic: AsyncFollowedTopic, cursor: FollowCursor) -> Async
             yield page
 
 
-async def follow_records(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncGenerator[Record | Gap, None]:
+async def follow_records(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncIterator[Record | Gap]:
     """`follow_pages`, one record at a time."""
     async for page in follow_pages(topic, cursor):
         if page.gap is not None:
@@ -55,13 +56,79 @@ async def follow_records(topic: AsyncFollowedTopic, cursor: FollowCursor) -> Asy
             yield record
 
 
-def follow(topic: AsyncFollowedTopic, from_seq: int, batch: int | None, **options: Any) -> AsyncIterator[Any]:
-    """`Topic.follow`: pages where there is a batch size, else records."""
-    cursor = FollowCursor(topic.name, from_seq, batch=batch, **options)
+@overload
+def follow(
+    topic: AsyncFollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: None = None,
+    heartbeat: None = None,
+) -> AsyncIterator[Record | Gap]: ...
+
+
+@overload
+def follow(
+    topic: AsyncFollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int,
+    heartbeat: Seconds | None = None,
+) -> AsyncIterator[Page]: ...
+
+
+def follow(
+    topic: AsyncFollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int | None = None,
+    heartbeat: Seconds | None = None,
+) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
+    cursor = FollowCursor(
+        topic.name,
+        from_seq,
+        timeout=timeout,
+        node=node,
+        on_gap=on_gap,
+        strong=strong,
+        batch=batch,
+        heartbeat=heartbeat,
+    )
     return follow_records(topic, cursor) if batch is None else follow_pages(topic, cursor)
 
 
-async def follow_arrow(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncGenerator[pa.RecordBatch | Gap, None]:
+def follow_arrow(
+    topic: AsyncFollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int = ARROW_BATCH_RECORDS,
+    heartbeat: Seconds | None = None,
+) -> AsyncIterator[pa.RecordBatch | Gap]:
+    cursor = FollowCursor(
+        topic.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+    )
+    return follow_batches(topic, cursor)
+
+
+async def follow_batches(topic: AsyncFollowedTopic, cursor: FollowCursor) -> AsyncIterator[pa.RecordBatch | Gap]:
     """Yield records as Arrow batches as they arrive. A read waits for the next record, a scan reads all there are."""
     while not cursor.is_ended:
         if not cursor.is_news(await topic.read(**cursor.probe())):

@@ -36,9 +36,14 @@ class AsyncConsumedGroup(Protocol):
 
 
 async def follow_group(
-    group: AsyncConsumedGroup, commit: CommitMode, limit: int, timeout: Seconds | None, on_gap: OnGap
+    group: AsyncConsumedGroup,
+    /,
+    *,
+    commit: CommitMode = "batch",
+    limit: int = 256,
+    timeout: Seconds | None = None,
+    on_gap: OnGap = "fail",
 ) -> AsyncIterator[Record | Gap]:
-    """`Group.follow`."""
     if commit not in get_args(CommitMode):
         raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
     check_on_gap(on_gap)
@@ -59,9 +64,14 @@ async def follow_group(
 
 
 async def consume_group(
-    group: AsyncConsumedGroup, consumer: str, batch: int, lease_ms: Duration, timeout: Seconds | None
+    group: AsyncConsumedGroup,
+    /,
+    consumer: str,
+    batch: int = 256,
+    *,
+    lease_ms: Duration = LEASE_MS_DEFAULT,
+    timeout: Seconds | None = None,
 ) -> AsyncIterator[AsyncGroupBatch]:
-    """`Group.consume`."""
     while (claimed := await group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
         try:
             yield claimed

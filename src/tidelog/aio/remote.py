@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import wraps
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from tidelog import frames
-from tidelog.aio import follow
+from tidelog.aio import follow as loops
 from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
+from tidelog.aio.lifetime import Closable, Opening
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.typed import AsyncTypedTopic
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
@@ -49,19 +49,17 @@ from tidelog.engine import (
     Job,
     LatestPage,
     LatestRecord,
-    Page,
     Queue,
     Record,
     RecordReader,
     Topic,
 )
 from tidelog.engine.config import TopicFields
-from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
-from tidelog.engine.groups import CommitMode, GroupList
+from tidelog.engine.groups import GroupList
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
-from tidelog.engine.read import ExcludedNodes, OnGap
+from tidelog.engine.read import ExcludedNodes
 from tidelog.errors import BadInput, Error, Unavailable
 from tidelog.times import Duration, Seconds, duration_ms, seconds
 
@@ -97,30 +95,9 @@ def awaiting(
     return run
 
 
-class Connecting:
-    """What `connect` returns: `async with` it, or `await` it and close the database."""
-
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncRemoteDatabase]]) -> None:
-        self._start = start
-        self._database: AsyncRemoteDatabase | None = None
-
-    def __await__(self) -> Generator[Any, Any, AsyncRemoteDatabase]:
-        return self._start().__await__()
-
-    async def __aenter__(self) -> AsyncRemoteDatabase:
-        self._database = await self._start()
-        return self._database
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._database is not None:
-            await self._database.close()
-
-
 def connect(
     url: str, *, key: str | None = None, timeout_s: Seconds = REQUEST_TIMEOUT_S, retry_s: Seconds = RETRY_S
-) -> Connecting:
+) -> Opening[AsyncRemoteDatabase]:
     """`tidelog.connect` for asyncio: `async with tidelog.aio.connect(url) as database`."""
     limit_s, retry_ms = parse_limits(timeout_s, retry_s)
 
@@ -129,7 +106,7 @@ def connect(
             await probe.call(DatabaseCalls().check_server())
         return AsyncRemoteDatabase(AsyncClient(url, key=key, timeout_s=limit_s, retry_ms=retry_ms))
 
-    return Connecting(start)
+    return Opening(start)
 
 
 class AsyncRemoteChannels(AsyncRemoteObject[DatabaseCalls]):
@@ -145,7 +122,7 @@ class AsyncRemoteChannels(AsyncRemoteObject[DatabaseCalls]):
 
 
 @documented_by(Database)
-class AsyncRemoteDatabase(AsyncRemoteObject[DatabaseCalls]):
+class AsyncRemoteDatabase(AsyncRemoteObject[DatabaseCalls], Closable):
     """The topics, queues, routers and channels of a server, for the tasks of one event loop."""
 
     def __init__(self, client: AsyncClient) -> None:
@@ -153,14 +130,6 @@ class AsyncRemoteDatabase(AsyncRemoteObject[DatabaseCalls]):
 
     def __repr__(self) -> str:
         return f"<async database of {self._client.url}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections. The server is not affected."""
@@ -281,60 +250,8 @@ class AsyncRemoteTopic(AsyncRemoteObject[TopicCalls]):
     seek = awaiting(TopicCalls.seek)
     gaps = awaiting(TopicCalls.gaps)
 
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: None = None,
-        heartbeat: None = None,
-    ) -> AsyncIterator[Record | Gap]: ...
-
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[Page]: ...
-
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int | None = None,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[Record | Gap] | AsyncIterator[Page]:
-        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
-        return follow.follow(self, from_seq, batch, **options)
-
-    def follow_arrow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: Seconds | None = None,
-    ) -> AsyncIterator[pa.RecordBatch | Gap]:
-        cursor = FollowCursor(
-            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
-        )
-        return follow.follow_arrow(self, cursor)
+    follow = loops.follow
+    follow_arrow = loops.follow_arrow
 
     def __aiter__(self) -> AsyncIterator[Record | Gap]:
         """Yield all records that exist now."""
@@ -426,7 +343,7 @@ class AsyncRemoteScan:
                 yield batch
 
 
-class AsyncRemoteRecord:
+class AsyncRemoteRecord(Closable):
     """The data of one record of a server as a file."""
 
     def __init__(self, client: AsyncClient, calls: TopicCalls, seq: int, head: RecordHead) -> None:
@@ -439,14 +356,6 @@ class AsyncRemoteRecord:
 
     def __len__(self) -> int:
         return self._head.size
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes from here; all of them where it is negative."""
@@ -549,20 +458,8 @@ class AsyncRemoteGroup(AsyncRemoteObject[GroupCalls]):
     leave = awaiting(GroupCalls.leave)
     consumers = awaiting(GroupCalls.consumers)
 
-    def follow(
-        self,
-        *,
-        commit: CommitMode = "batch",
-        limit: int = 256,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-    ) -> AsyncIterator[Record | Gap]:
-        return follow_group(self, commit, limit, timeout, on_gap)
-
-    def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
-    ) -> AsyncIterator[AsyncGroupBatch]:
-        return consume_group(self, consumer, batch, lease_ms, timeout)
+    follow = follow_group
+    consume = consume_group
 
     async def claim(
         self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
@@ -690,7 +587,7 @@ class AsyncRemoteChannel(AsyncRemoteObject[ChannelCalls]):
             raise
 
 
-class AsyncRemoteSubscription:
+class AsyncRemoteSubscription(Closable):
     """The events of one channel of a server: iterate over it, or `wait`."""
 
     def __init__(self, channel: str, events: AsyncEvents) -> None:
@@ -724,14 +621,6 @@ class AsyncRemoteSubscription:
         self.closed = True
         await self._events.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def __aiter__(self) -> AsyncIterator[ChannelEvent]:
         """Yield events until the subscription ends."""
         while events := await self.wait():
@@ -755,9 +644,7 @@ class AsyncEvents:
         self._connection = await self._stack.enter_async_context(exchange)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def next(self, timeout: Seconds | None) -> ServerEvent | None:

@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Event
-from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 from tidelog.channels import rules
@@ -120,9 +119,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

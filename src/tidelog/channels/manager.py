@@ -78,11 +78,6 @@ class MembershipIndex:
         with self._lock:
             return sorted(self._channels_by_user.get(user, ()))
 
-    def channels_by_user(self) -> dict[str, list[str]]:
-        """Return the channels of every user."""
-        with self._lock:
-            return {user: sorted(channels) for user, channels in sorted(self._channels_by_user.items())}
-
 
 class Authenticate(NamedTuple):
     """Hook request: return the user's name, possibly another one, or None or False to refuse."""

@@ -17,7 +17,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from tidelog.client.core import (
@@ -187,9 +186,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -58,24 +57,22 @@ from tidelog.engine import (
     Job,
     LatestPage,
     LatestRecord,
-    Page,
     Queue,
     Record,
     RecordReader,
     Topic,
     TopicConfig,
-    follow,
 )
+from tidelog.engine import follow as loops
 from tidelog.engine.config import TopicFields
-from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.group_leases import LEASE_MS_DEFAULT
-from tidelog.engine.groups import CommitMode, GroupBatch, GroupList, consume_group, follow_group
+from tidelog.engine.groups import GroupBatch, GroupList, consume_group, follow_group
 from tidelog.engine.producer import Producer
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.worker import Worker, worker_for
 from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
-from tidelog.engine.read import ExcludedNodes, OnGap, parse_nodes
+from tidelog.engine.read import ExcludedNodes, parse_nodes
 from tidelog.engine.typed import TypedTopic
 from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
 from tidelog.times import Duration, Seconds, Time, duration_ms, seconds
@@ -212,9 +209,7 @@ class RemoteDatabase(RemoteObject[DatabaseCalls]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -394,60 +389,8 @@ class RemoteTopic(RemoteObject[TopicCalls]):
     seek = blocking(TopicCalls.seek)
     gaps = blocking(TopicCalls.gaps)
 
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: None = None,
-        heartbeat: None = None,
-    ) -> Iterator[Record | Gap]: ...
-
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[Page]: ...
-
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int | None = None,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[Record | Gap] | Iterator[Page]:
-        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
-        return follow.follow(self, from_seq, batch, **options)
-
-    def follow_arrow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[pa.RecordBatch | Gap]:
-        cursor = FollowCursor(
-            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
-        )
-        return follow.follow_arrow(self, cursor)
+    follow = loops.follow
+    follow_arrow = loops.follow_arrow
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """Yield all records that exist now."""
@@ -724,20 +667,8 @@ class RemoteGroup(RemoteObject[GroupCalls]):
     def hold_broken(self) -> bool:
         return self.state().hold_broken
 
-    def follow(
-        self,
-        *,
-        commit: CommitMode = "batch",
-        limit: int = 256,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-    ) -> Iterator[Record | Gap]:
-        return follow_group(self, commit, limit, timeout, on_gap)
-
-    def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
-    ) -> Iterator[GroupBatch]:
-        return consume_group(self, consumer, batch, lease_ms, timeout)
+    follow = follow_group
+    consume = consume_group
 
     def claim(
         self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
@@ -957,9 +888,7 @@ class RemoteSubscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[ChannelEvent]:

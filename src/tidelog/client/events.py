@@ -12,7 +12,6 @@ from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from queue import Empty, Full, Queue
 from threading import Thread
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -81,9 +80,7 @@ class EventStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_all(self) -> None:

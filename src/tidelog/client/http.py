@@ -15,7 +15,6 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Event, Lock
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -80,9 +79,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -143,9 +140,6 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any], *, retry_safe: bool = False) -> dict[str, Any]:
         """`retry_safe`: a second request does no harm where the first one got no response."""
         return self._send_for_json(Request("POST", path, _encode(body), retry_safe=retry_safe))
-
-    def post_bytes(self, path: str, content: Buffer, headers: Mapping[str, str], *, retry_safe: bool) -> dict[str, Any]:
-        return self._send_for_json(Request("POST", path, content, headers=headers, retry_safe=retry_safe))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._send_for_json(Request("PUT", path, _encode(body), retry_safe=True))

@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from weakref import finalize
 
@@ -169,9 +168,7 @@ class AsyncSegmentedLog:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ── threads ───────────────────────────────────────────────────────────────────────────────

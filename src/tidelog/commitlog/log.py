@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace as replaced
 from functools import partial
 from os import PathLike
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -371,9 +370,7 @@ class SegmentedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ── write ─────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from threading import RLock
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -171,9 +170,7 @@ class PartitionedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def create_topic(self, topic: str, partitions: int) -> None:

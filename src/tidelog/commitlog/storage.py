@@ -56,16 +56,6 @@ class Storage:
         """Whether a write was begun and neither committed nor rolled back."""
         return self._has_uncommitted_bytes
 
-    def append_slice(self, data: Buffer) -> tuple[int, int]:
-        """Append all of `data`; return its position and length."""
-        pos = self._size
-        try:
-            self.stage(data)
-        except BaseException:
-            self.roll_back()
-            raise
-        return pos, self.commit()
-
     def append(self, chunks: Iterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
         """Append a stream of at most `threshold` bytes; return its position and length.
 
@@ -74,17 +64,6 @@ class Storage:
         pos = self._size
         try:
             for chunk in guard_stream(self.path, chunks):
-                self.stage(chunk, threshold)
-        except BaseException:
-            self.roll_back()
-            raise
-        return pos, self.commit()
-
-    async def append_async(self, chunks: AsyncIterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
-        """`append` from an async stream."""
-        pos = self._size
-        try:
-            async for chunk in guard_stream_async(self.path, chunks):
                 self.stage(chunk, threshold)
         except BaseException:
             self.roll_back()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
 from tidelog.disk.bounded_store import BoundedStore
@@ -24,42 +24,6 @@ _LINK_REFUSED: Final = frozenset((errno.EXDEV, errno.EPERM, errno.EMLINK, errno.
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _UNSETTLED_FILES_MAX: Final = 64
 _UNSETTLED_BYTES_MAX: Final = 64 << 20
-
-
-class BackupStore(Protocol):
-    address: str
-
-    def put(self, key: str, pieces: Iterable[Buffer], /) -> None:
-        """Store an object, in place of an earlier one."""
-        ...
-
-    def link(self, key: str, disk: Disk, path: str, /) -> bool:
-        """Store a file that never changes again as an object without copying it; False where that is not possible."""
-        ...
-
-    def read(self, key: str, lo: int, hi: int, /) -> bytes:
-        """Read bytes [lo, hi) of an object; fewer only at its end. FileNotFoundError if it does not exist."""
-        ...
-
-    def list(self, prefix: str, /) -> dict[str, int]:
-        """The keys that begin with a prefix, which ends at a "/", with the lengths of their objects."""
-        ...
-
-    def length(self, key: str, /) -> int | None:
-        """Bytes of an object; None if it does not exist."""
-        ...
-
-    def delete(self, key: str, /) -> None:
-        """Remove an object, if it exists."""
-        ...
-
-    def flush(self) -> None:
-        """Return once all earlier changes survive a power cut."""
-        ...
-
-    def wrap_error(self, error: OSError, step: str, /) -> Error:
-        """The error of the tree for a failed call."""
-        ...
 
 
 class DirectoryStore:

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from threading import Lock
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -1137,9 +1136,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

@@ -11,7 +11,7 @@ restart of it: every read is repeated until it has a response. `aio.follow` has 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol, TypedDict
+from typing import Final, Protocol, TypedDict, overload
 
 import pyarrow as pa
 
@@ -189,13 +189,100 @@ def follow_records(topic: FollowedTopic, cursor: FollowCursor) -> Iterator[Recor
         yield from page.records
 
 
-def follow(topic: FollowedTopic, from_seq: int, batch: int | None, **options: Any) -> Iterator[Any]:
-    """`Topic.follow`: pages where there is a batch size, else records."""
-    cursor = FollowCursor(topic.name, from_seq, batch=batch, **options)
+@overload
+def follow(
+    topic: FollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: None = None,
+    heartbeat: None = None,
+) -> Iterator[Record | Gap]: ...
+
+
+@overload
+def follow(
+    topic: FollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int,
+    heartbeat: Seconds | None = None,
+) -> Iterator[Page]: ...
+
+
+def follow(
+    topic: FollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    node: str | Sequence[str] | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int | None = None,
+    heartbeat: Seconds | None = None,
+) -> Iterator[Record | Gap] | Iterator[Page]:
+    """Yield records as they are written, until none arrived for `timeout` seconds; None: forever.
+
+    In a read-only engine, records of the writing process are seen within about 0.2 s.
+
+    Where records were lost to a cap or to age before they were read, `fail` raises GapFound, `emit` yields the Gap
+    in their place, `skip` continues. `strong`: as for `read`.
+
+    With `batch`: yield pages of at most so many records, and about 1 MiB. `page.gap` is before the records of its
+    page. With `heartbeat` also an empty page whenever nothing arrived for so many seconds.
+
+    >>> [record.seq for record in orders.follow(1, timeout=0)]
+    [2, 3]
+    >>> [len(page.records) for page in orders.follow(timeout=0, batch=2)]
+    [2, 1]
+    """
+    cursor = FollowCursor(
+        topic.name,
+        from_seq,
+        timeout=timeout,
+        node=node,
+        on_gap=on_gap,
+        strong=strong,
+        batch=batch,
+        heartbeat=heartbeat,
+    )
     return follow_records(topic, cursor) if batch is None else follow_pages(topic, cursor)
 
 
-def follow_arrow(topic: FollowedTopic, cursor: FollowCursor) -> Iterator[pa.RecordBatch | Gap]:
+def follow_arrow(
+    topic: FollowedTopic,
+    /,
+    from_seq: int = 0,
+    *,
+    timeout: Seconds | None = None,
+    on_gap: OnGap = "fail",
+    strong: bool = False,
+    batch: int = ARROW_BATCH_RECORDS,
+    heartbeat: Seconds | None = None,
+) -> Iterator[pa.RecordBatch | Gap]:
+    """`follow` as Arrow batches of at most `batch` records, with the columns of `to_arrow`; a heartbeat is an empty
+    batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place.
+
+    >>> [batch.num_rows for batch in orders.follow_arrow(timeout=0)]
+    [3]
+    """
+    cursor = FollowCursor(
+        topic.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
+    )
+    return follow_batches(topic, cursor)
+
+
+def follow_batches(topic: FollowedTopic, cursor: FollowCursor) -> Iterator[pa.RecordBatch | Gap]:
     """Yield records as Arrow batches as they arrive. A read waits for the next record, a scan reads all there are."""
     while not cursor.is_ended:
         if not cursor.is_news(topic.read(**cursor.probe())):

@@ -234,6 +234,96 @@ def _check_group_limit(topic: TopicState, body: GroupCursor) -> None:
         raise Throttled("groups", max=limit, used=used, asked=1)
 
 
+class ConsumedGroup(Protocol):
+    """A group of a directory or of a server, as the loops below use it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0) -> Page: ...
+    def commit(self, seq: int, *, expect: int | None = None) -> int: ...
+    def claim(
+        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
+    ) -> GroupBatch | None: ...
+    def ack(self, consumer: str, lease_id: int) -> bool: ...
+    def release(self, consumer: str, lease_id: int) -> bool: ...
+    def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool: ...
+
+
+def follow_group(
+    group: ConsumedGroup,
+    /,
+    *,
+    commit: CommitMode = "batch",
+    limit: int = 256,
+    timeout: Seconds | None = None,
+    on_gap: OnGap = "fail",
+) -> Iterator[Record | Gap]:
+    """Yield the records after its cursor and commit them, until none arrived for `timeout` seconds; None: forever.
+
+    A record is committed when the next one is asked for: each for itself, or a batch of up to `limit` at its end.
+    After a crash the records since the last commit are yielded again. `on_gap` is that of `Topic.follow`. For one
+    reader: a second one gets CursorConflict. Several readers share a group with `consume`.
+
+    >>> [record.seq for record in readers.follow(timeout=0)], readers.position
+    ([1, 2, 3], 3)
+    """
+    if commit not in get_args(CommitMode):
+        raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
+    read.check_on_gap(on_gap)
+    position = group.position
+    while True:
+        page = group.fetch(limit, timeout)
+        if page.gap is not None and on_gap == "fail":
+            raise GapFound(group.topic, page.gap)
+        if page.gap is not None and on_gap == "emit":
+            yield page.gap
+        for record in page.records:
+            yield record
+            if commit == "each":
+                position = group.commit(record.seq, expect=position)
+        if page.next_from_seq == position and not page.records:
+            return
+        position = group.commit(page.next_from_seq, expect=position)
+
+
+def consume_group(
+    group: ConsumedGroup,
+    /,
+    consumer: str,
+    batch: int = 256,
+    *,
+    lease_ms: Duration = LEASE_MS_DEFAULT,
+    timeout: Seconds | None = None,
+) -> Iterator[GroupBatch]:
+    """Yield batches of records that no other consumer of the group has, until none came for `timeout` seconds;
+    None: forever.
+
+    A batch is acked when the next one is asked for, and the cursor follows the acks. A loop that ends early returns
+    its last batch, unless it called `ack` itself. Batches of a consumer that crashed go to others after `lease_ms`.
+
+    >>> for batch in readers.consume("first", batch=2, timeout=0):
+    ...     print([record.seq for record in batch])
+    [1, 2]
+    [3]
+    """
+    while (claimed := group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
+        try:
+            yield claimed
+        except BaseException:
+            claimed.release()
+            raise
+        if not claimed.is_settled and not claimed.ack():
+            _log.warning(
+                "%s: the lease of consumer %s of group %s on records %d to %d ended before they were processed; they "
+                "are delivered again. Give a longer lease_ms, or call extend",
+                *(group.topic, consumer, group.name, claimed.first_seq, claimed.last_seq),
+            )
+
+
 @defer_signals_in("commit", "reset", "hold", "begin", "delete")
 class Group:
     """A consumer group of one topic. Created by `Topic.group`; stored from its first move on."""
@@ -327,42 +417,11 @@ class Group:
         """
         return read.wait_for_page(self._topic, self.position, limit, read.parse_nodes(node), _READ_BYTES, timeout)
 
-    def follow(
-        self,
-        *,
-        commit: CommitMode = "batch",
-        limit: int = 256,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-    ) -> Iterator[Record | Gap]:
-        """Yield the records after its cursor and commit them, until none arrived for `timeout` seconds; None: forever.
-
-        A record is committed when the next one is asked for: each for itself, or a batch of up to `limit` at its end.
-        After a crash the records since the last commit are yielded again. `on_gap` is that of `Topic.follow`. For one
-        reader: a second one gets CursorConflict. Several readers share a group with `consume`.
-
-        >>> [record.seq for record in readers.follow(timeout=0)], readers.position
-        ([1, 2, 3], 3)
-        """
-        return follow_group(self, commit, limit, timeout, on_gap)
+    follow = follow_group
 
     # ── shared consumption ────────────────────────────────────────────────────────────────────
 
-    def consume(
-        self, consumer: str, batch: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = None
-    ) -> Iterator[GroupBatch]:
-        """Yield batches of records that no other consumer of the group has, until none came for `timeout` seconds;
-        None: forever.
-
-        A batch is acked when the next one is asked for, and the cursor follows the acks. A loop that ends early returns
-        its last batch, unless it called `ack` itself. Batches of a consumer that crashed go to others after `lease_ms`.
-
-        >>> for batch in readers.consume("first", batch=2, timeout=0):
-        ...     print([record.seq for record in batch])
-        [1, 2]
-        [3]
-        """
-        return consume_group(self, consumer, batch, lease_ms, timeout)
+    consume = consume_group
 
     def claim(
         self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
@@ -614,66 +673,6 @@ class Group:
         return CursorConflict(
             self.topic, self.name, seq=seq, position=position, head_seq=self._topic.index.head, reason=reason
         )
-
-
-class ConsumedGroup(Protocol):
-    """A group of a directory or of a server, as the loops below use it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def position(self) -> int: ...
-    def fetch(self, limit: int = 256, timeout: Seconds | None = 0.0) -> Page: ...
-    def commit(self, seq: int, *, expect: int | None = None) -> int: ...
-    def claim(
-        self, consumer: str, limit: int = 256, *, lease_ms: Duration = LEASE_MS_DEFAULT, timeout: Seconds | None = 0.0
-    ) -> GroupBatch | None: ...
-    def ack(self, consumer: str, lease_id: int) -> bool: ...
-    def release(self, consumer: str, lease_id: int) -> bool: ...
-    def extend(self, consumer: str, lease_id: int, lease_ms: Duration = LEASE_MS_DEFAULT) -> bool: ...
-
-
-def follow_group(
-    group: ConsumedGroup, commit: CommitMode, limit: int, timeout: Seconds | None, on_gap: OnGap
-) -> Iterator[Record | Gap]:
-    """`Group.follow`."""
-    if commit not in get_args(CommitMode):
-        raise BadInput(f"commit is each or batch, not {commit!r:.80}; nothing was read")
-    read.check_on_gap(on_gap)
-    position = group.position
-    while True:
-        page = group.fetch(limit, timeout)
-        if page.gap is not None and on_gap == "fail":
-            raise GapFound(group.topic, page.gap)
-        if page.gap is not None and on_gap == "emit":
-            yield page.gap
-        for record in page.records:
-            yield record
-            if commit == "each":
-                position = group.commit(record.seq, expect=position)
-        if page.next_from_seq == position and not page.records:
-            return
-        position = group.commit(page.next_from_seq, expect=position)
-
-
-def consume_group(
-    group: ConsumedGroup, consumer: str, batch: int, lease_ms: Duration, timeout: Seconds | None
-) -> Iterator[GroupBatch]:
-    """`Group.consume`."""
-    while (claimed := group.claim(consumer, batch, lease_ms=lease_ms, timeout=timeout)) is not None:
-        try:
-            yield claimed
-        except BaseException:
-            claimed.release()
-            raise
-        if not claimed.is_settled and not claimed.ack():
-            _log.warning(
-                "%s: the lease of consumer %s of group %s on records %d to %d ended before they were processed; they "
-                "are delivered again. Give a longer lease_ms, or call extend",
-                *(group.topic, consumer, group.name, claimed.first_seq, claimed.last_seq),
-            )
 
 
 class GroupBatch:

@@ -16,7 +16,6 @@ from tidelog.engine import (
     blobs,
     compaction,
     delete,
-    follow,
     json_pages,
     large_append,
     producer_batches,
@@ -25,12 +24,12 @@ from tidelog.engine import (
     segment_listing,
     tables,
 )
+from tidelog.engine import follow as loops
 from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch, check_int, check_text
 from tidelog.engine.blobs import BlobFile
 from tidelog.engine.compaction import Compacted, FoundRecords, FoundRemoved, SearchRange
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.erase import ErasureReceipt
-from tidelog.engine.follow import ARROW_BATCH_RECORDS, FollowCursor
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group, GroupList
 from tidelog.engine.idempotency import BatchRange
@@ -43,7 +42,7 @@ from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, Produce
 from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult, redrive_records
 from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.queue_state import get_queue_state
-from tidelog.engine.read import ExcludedNodes, OnGap
+from tidelog.engine.read import ExcludedNodes
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
 from tidelog.engine.retention_preview import RetentionPreview, preview_retention
 from tidelog.engine.rewrite import RewriteResult
@@ -781,81 +780,8 @@ class Topic:
         """
         return read.open_record(self._state, seq, strong=strong)
 
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: None = None,
-        heartbeat: None = None,
-    ) -> Iterator[Record | Gap]: ...
-
-    @overload
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[Page]: ...
-
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int | None = None,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[Record | Gap] | Iterator[Page]:
-        """Yield records as they are written, until none arrived for `timeout` seconds; None: forever.
-
-        In a read-only engine, records of the writing process are seen within about 0.2 s.
-
-        Where records were lost to a cap or to age before they were read, `fail` raises GapFound, `emit` yields the Gap
-        in their place, `skip` continues. `strong`: as for `read`.
-
-        With `batch`: yield pages of at most so many records, and about 1 MiB. `page.gap` is before the records of its
-        page. With `heartbeat` also an empty page whenever nothing arrived for so many seconds.
-
-        >>> [record.seq for record in orders.follow(1, timeout=0)]
-        [2, 3]
-        >>> [len(page.records) for page in orders.follow(timeout=0, batch=2)]
-        [2, 1]
-        """
-        options = {"timeout": timeout, "node": node, "on_gap": on_gap, "strong": strong, "heartbeat": heartbeat}
-        return follow.follow(self, from_seq, batch, **options)
-
-    def follow_arrow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-        batch: int = ARROW_BATCH_RECORDS,
-        heartbeat: Seconds | None = None,
-    ) -> Iterator[pa.RecordBatch | Gap]:
-        """`follow` as Arrow batches of at most `batch` records, with the columns of `to_arrow`; a heartbeat is an empty
-        batch. With `on_gap="emit"` a Gap is yielded between the batches, in its place.
-
-        >>> [batch.num_rows for batch in orders.follow_arrow(timeout=0)]
-        [3]
-        """
-        cursor = FollowCursor(
-            self.name, from_seq, timeout=timeout, on_gap=on_gap, strong=strong, batch=batch, heartbeat=heartbeat
-        )
-        return follow.follow_arrow(self, cursor)
+    follow = loops.follow
+    follow_arrow = loops.follow_arrow
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """Yield all records that exist now."""

@@ -72,15 +72,6 @@ class Watermarks(NamedTuple):
         return Watermarks(*(min(mark, head) for mark in self))
 
 
-def clamp_earliest(earliest: int, head: int, marks: Watermarks) -> int:
-    """Return `earliest`, clamped to the range between the evict floor and the head.
-
-    While a topic is open its head only rises, and this lowers nothing. A restart may find a shorter log than the floors
-    were made for; `marks` are those clamped to the same head.
-    """
-    return min(max(earliest, marks.evict_floor), head + 1)
-
-
 class Gap(NamedTuple):
     """Lost seqs that a reader asked for: the tombstone of the wire contract, key by key."""
 

@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -71,14 +70,6 @@ class BlobRef(NamedTuple):
     def file_bytes(self) -> int:
         """The size of the blob file."""
         return BLOB_HEADER_BYTES + self.length + _SUM_BYTES * self.chunks
-
-
-class LargeReference(msgspec.Struct, frozen=True):
-    """The value of `$large` in a reference."""
-
-    bytes: int
-    xxh3: str  # 16 hexadecimal digits: of the whole data
-    href: str  # relative to the topic's URL
 
 
 def encode_reference(ref: BlobRef, seq: int) -> bytes:

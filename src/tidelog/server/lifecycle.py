@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import msgspec
@@ -394,9 +393,7 @@ class AsgiApp:
         await self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     @property

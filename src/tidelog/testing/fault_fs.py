@@ -40,7 +40,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from tidelog.testing.crash_images import CrashPoint, DirNode, FileNode, Link, Move, Node, Policy, Unlink, walk_tree
@@ -361,9 +360,7 @@ class MountedFS:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

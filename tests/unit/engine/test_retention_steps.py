@@ -14,7 +14,6 @@ from tidelog.engine.topic_index import (
     Gap,
     GroupCursorState,
     Watermarks,
-    clamp_earliest,
     find_broken_holds,
     find_gap,
     find_read_start,
@@ -294,13 +293,6 @@ def test_marks_rise_one_by_one_and_end_with_the_head() -> None:
     marks = Watermarks().raise_to("cap", 3).raise_to("ttl", 5).raise_to("source", 4).raise_to("cap", 2)
     assert marks == (3, 5, 4)
     assert [marks.clamp_to(head) for head in (2, 4, 9)] == [(2, 2, 2), (3, 4, 4), (3, 5, 4)]
-
-
-@pytest.mark.parametrize(
-    ("earliest", "head", "cap", "clamped"), [(1, 5, 0, 1), (3, 5, 0, 3), (2, 5, 3, 4), (9, 5, 0, 6), (6, 5, 5, 6)]
-)
-def test_earliest_is_between_the_floor_and_the_head(earliest: int, head: int, cap: int, clamped: int) -> None:
-    assert clamp_earliest(earliest, head, Watermarks(cap)) == clamped
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from io import StringIO
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tidelog.engine
@@ -270,9 +269,7 @@ class RunningStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(0)
         self.task.cancel()
         await asyncio.wait([self.task])

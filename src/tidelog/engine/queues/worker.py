@@ -22,7 +22,6 @@ from datetime import timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from threading import Condition, Event, Lock, Thread
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, Unpack, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
@@ -201,9 +200,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # ── the thread that claims and extends ────────────────────────────────────────────────────
