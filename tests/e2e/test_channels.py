@@ -191,6 +191,7 @@ def test_an_error_comes_out_of_the_client_as_it_went_into_the_server(error: erro
     problem = api_error_from(error)
     assert problem.code == error.code, "one code, on the wire and in a program"
     again = error_from_wire(problem.code, problem.message, problem.detail or {})
+    assert again is not None
     both = [(type(each), str(each), {"written": each.written, **vars(each)}) for each in (again, error)]
     assert both[0] == both[1]
 
