@@ -52,6 +52,8 @@ def reprocess_table(
             raise BadInput(f"{table.path} has no commit of an export; nothing was done, export it first")
         interface.check_same_topic(last, topic, snapshot.epoch, table.path)
         mapping = record_mapping.mapping_from_commit(last.schema, last.shape)
+        if mapping.latest_key is not None:
+            raise BadInput(f"{table.path} has the newest row of each key and no quarantine; nothing was done")
         if wanted is not None:
             mapping = record_mapping.evolve(mapping, wanted, table.path)
         eras = interface.extend_eras(last, last.stop, mapping.schema, mapping.options_json) or interface.eras_of(last)

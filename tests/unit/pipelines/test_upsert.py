@@ -21,6 +21,7 @@ from tidelog.errors import BadInput
 from tidelog.pipelines import api, latest_rows, record_mapping
 from tidelog.pipelines.export_job import Exported, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled
+from tidelog.pipelines.reprocess_job import reprocess_table
 from tidelog.pipelines.table_formats import Place, delta, interface
 from tidelog.pipelines.upsert_job import LatestReconcileJob, UpsertJob, staged_dir
 
@@ -242,6 +243,8 @@ def test_typed_rows_and_tombstones_that_do_not_fit(tmp_path: Path) -> None:
     harness.upsert()
     assert harness.rows() == [("2", 2)]
     assert harness.compare().equal
+    with harness.open_table() as table, pytest.raises(BadInput, match="no quarantine; nothing was done"):
+        reprocess_table(harness.options(), table, harness.context())
 
 
 def test_the_change_feed_has_what_each_commit_changed(tmp_path: Path) -> None:
