@@ -30,7 +30,6 @@ from tidelog.cli import (
     erase,
     export,
     group,
-    init,
     log,
     pipeline,
     query,
@@ -74,7 +73,7 @@ _COMMANDS = {
     "bench": bench.add,
     "query": query.add,
     "export": export.add,
-    "init": init.add,
+    "init": serve.add_init,
     "completion": completion.add,
 }
 

@@ -43,8 +43,7 @@ from tidelog.pipelines import (
 )
 from tidelog.pipelines.backfill_job import Backfilled, BackfillRequest, JobInput, RowSource, Transform
 from tidelog.pipelines.erase_job import Erased, Selection
-from tidelog.pipelines.export_group import HOLD_BYTES, ExportGroup
-from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, ShouldStop, Sizes
+from tidelog.pipelines.export_job import HOLD_BYTES, Exported, ExportGroup, ExportJob, JobContext, ShouldStop, Sizes
 from tidelog.pipelines.export_supervisor import ExportSupervisor, TopicExport
 from tidelog.pipelines.optimize_job import RETENTION_HOURS, Optimized, Vacuumed, optimize_table, vacuum_table
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob

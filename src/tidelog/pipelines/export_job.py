@@ -22,6 +22,10 @@ writing.
 
 Leftovers are files after a missing range whose commits are gone. The next export writes their range again, so
 `drop_leftovers` removes them first, if the log still has every record of their rows.
+
+The position of an export is in its table. `ExportGroup`, a consumer group, follows it: retention holds what the table
+does not have, and `tidelog group` shows the lag. It is set when an export begins and after each commit. A process that
+dies in between leaves it where it was before the commit, so more than needed is held until the next run.
 """
 
 from __future__ import annotations
@@ -29,18 +33,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
+from tidelog.addresses import Location
+from tidelog.client.database import open_location
 from tidelog.clock import Clock
 from tidelog.disk.interface import Disk, join
 from tidelog.errors import BadInput, Damaged, TopicNotFound
 from tidelog.pipelines import compare, partitions, record_mapping, row_hash
 from tidelog.pipelines.compare import ComparisonTask
-from tidelog.pipelines.export_group import ExportGroup
 from tidelog.pipelines.record_mapping import RecordMapping, TableRows
 from tidelog.pipelines.spark_tasks import TaskRunner
 from tidelog.pipelines.table_formats import interface
@@ -576,3 +582,34 @@ class ExportJob:
             max(sizes, default=0),
             sum(commit.hash for commit in made) & ((1 << 64) - 1),
         )
+
+
+HOLD_BYTES: Final = 1 << 30
+_one_opens_a_directory = Lock()  # exports of several topics run in threads, and a directory has one writer
+
+
+@dataclass(frozen=True)
+class ExportGroup:
+    location: Location
+    topic: str
+    name: str
+    hold_bytes: int = HOLD_BYTES
+
+    def __post_init__(self) -> None:
+        if self.location.is_object_store:
+            raise BadInput(
+                f"{self.location.address} is an object store, which has no groups to move; nothing was written, name "
+                "the server or the directory of the topic"
+            )
+
+    def begin(self, next_seq: int) -> None:
+        """Create the group with its hold, or set both, at the position of the table."""
+        with _one_opens_a_directory, open_location(self.location) as log:
+            group = log.topic(self.topic, create=False).group(self.name)
+            group.hold(self.hold_bytes)
+            group.reset(max(next_seq - 1, 0))
+
+    def move(self, next_seq: int) -> None:
+        """Set the group to the position of the table."""
+        with _one_opens_a_directory, open_location(self.location) as log:
+            log.topic(self.topic, create=False).group(self.name).reset(max(next_seq - 1, 0))

@@ -4,7 +4,7 @@
     config           settings of a process
     app              from a request to its handler: route, key, scope, name, body
     request, errors  what a handler gets, and the error responses
-    auth             keys, scopes, limits, origins; `read_tokens` for pages, `cors` for pages of other origins
+    auth             keys, scopes, limits, origins, CORS; `read_tokens` for pages
     service          the state that all handlers share
     handlers/        one module for each group of endpoints
     write_pipeline   every write from a handler to its outcome

@@ -718,12 +718,7 @@ async def get_metrics(context: RequestContext) -> Response:
 
     Prometheus text, unless application/json is accepted.
     """
-    if context.principal.prefixes:
-        raise ApiError(
-            "forbidden",
-            "the metrics are of all topics, and this key is for some names only; nothing was done, use a key without "
-            "prefixes",
-        )
+    context.check_all_names_allowed()
     service = context.service
     if JSON_TYPE in (context.request.header(b"accept") or b""):
         return json_response(await service.run_blocking(service.metrics.summary))

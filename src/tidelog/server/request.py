@@ -269,6 +269,15 @@ class RequestContext:
         if not self.service.auth.keys.contains(self.principal):
             raise ApiError("unauthorized", "this key was removed or changed in the settings; nothing more was done")
 
+    def check_all_names_allowed(self) -> None:
+        """Refuse a key with prefixes: the endpoint is about the whole server."""
+        if self.principal.prefixes:
+            raise ApiError(
+                "forbidden",
+                "this is about the whole server, and this key is for some names only; nothing was done, use a key "
+                "without prefixes",
+            )
+
     def check_name_allowed(self, name: str) -> None:
         """Raise ApiError for a name from the body that the key's prefixes do not allow."""
         if not self.principal.may_use_name(name):

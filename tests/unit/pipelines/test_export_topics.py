@@ -20,8 +20,7 @@ from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, StoreUnavailable
 from tidelog.pipelines import api, export_supervisor, record_mapping, table_formats
-from tidelog.pipelines.export_group import ExportGroup
-from tidelog.pipelines.export_job import ExportJob, JobContext, Sizes
+from tidelog.pipelines.export_job import ExportGroup, ExportJob, JobContext, Sizes
 from tidelog.pipelines.export_supervisor import ExportSupervisor, TopicExport
 from tidelog.pipelines.table_formats import interface
 from tidelog.spark import options as reading

@@ -1,7 +1,4 @@
-"""The version of a server, and its settings in effect.
-
-    GET  /v0/version            of the server, its Python and its compiled modules
-    GET  /v0/settings           every setting with its value; secrets are hidden
+"""Endpoints about the whole server: its version and settings, a checkpoint now, background work, receipts of erasures.
 
 What is about the whole server needs a key for all names.
 """
@@ -12,7 +9,10 @@ import platform
 from dataclasses import fields
 from typing import Any, Final
 
-from tidelog import native
+import msgspec
+
+from tidelog import api_types, native
+from tidelog.engine.erase import ErasureReceipt
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
 from tidelog.server.config import ServerConfig
@@ -23,16 +23,6 @@ from tidelog.version import __version__
 
 API_VERSION: Final = "v0"
 _SECRET_SETTINGS: Final = tuple(setting.name for setting in fields(ServerConfig) if not setting.repr)
-
-
-def check_for_all_names(context: RequestContext) -> None:
-    """Refuse a key with prefixes."""
-    if context.principal.prefixes:
-        raise ApiError(
-            "forbidden",
-            "this is about the whole server, and this key is for some names only; nothing was done, use a key without "
-            "prefixes",
-        )
 
 
 @operation("getVersion", response=responses.Version)
@@ -57,7 +47,58 @@ def get_settings(context: RequestContext) -> Response:
 
     Those that hold keys, secrets or addresses with credentials are in `hidden`, without their values.
     """
-    check_for_all_names(context)
+    context.check_all_names_allowed()
     config = context.service.config
     shown = {setting.name: getattr(config, setting.name) for setting in fields(config) if setting.repr}
     return context.json(responses.Settings(shown, list(_SECRET_SETTINGS)))
+
+
+_verify_decoder = api_types.json_decoder(api_types.VerifyErasures)
+
+
+@operation("checkpoint", response=responses.Checkpointed, errors=("disk_full",), body_required=False)
+async def checkpoint(context: RequestContext) -> Response:
+    """Copy records that only the WAL has into segments, and truncate the WAL."""
+    context.check_all_names_allowed()
+    engine = context.service.engine
+    await context.service.run_long(engine.checkpoint)
+    return context.json(responses.Checkpointed(engine.generation))
+
+
+@operation("getHealthDetails", response=responses.HealthDetails)
+async def get_health_details(context: RequestContext) -> Response:
+    """Show background work with its last errors, and the stored bytes that did not verify."""
+    context.check_all_names_allowed()
+    state = await context.service.run_blocking(context.service.engine.health)
+    tasks = [responses.TaskDetails(**task._asdict()) for task in state.tasks]
+    corrupt = [responses.CorruptPlace(*place) for place in state.corrupt]
+    fields = state._asdict() | {"tasks": tasks, "lagging": list(state.lagging), "corrupt": corrupt}
+    return context.json(responses.HealthDetails(**fields))
+
+
+@operation("listErasures", response=responses.ErasureList)
+async def list_erasures(context: RequestContext) -> Response:
+    """List the receipts of all erasures, oldest first."""
+    context.check_all_names_allowed()
+    receipts = await context.service.run_blocking(context.service.engine.erasures)
+    return context.json(responses.ErasureList([msgspec.to_builtins(receipt) for receipt in receipts]))
+
+
+@operation(
+    "verifyErasures",
+    request=api_types.VerifyErasures,
+    response=responses.ErasuresVerified,
+    errors=("invalid_request",),
+    body_required=False,
+)
+async def verify_erasures(context: RequestContext) -> Response:
+    """Verify the chain of receipts; a receipt that the caller kept must be part of it."""
+    context.check_all_names_allowed()
+    body = context.decode_body(_verify_decoder, default=api_types.VerifyErasures())
+    try:
+        receipt = msgspec.json.decode(body.receipt, type=ErasureReceipt | None)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", f"that is no receipt: {error}; nothing was done") from None
+    engine = context.service.engine
+    found = await context.service.run_blocking(lambda: engine.verify_erasures(receipt))
+    return context.json(responses.ErasuresVerified(found.receipts, list(found.problems)))

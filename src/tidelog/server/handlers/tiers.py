@@ -16,7 +16,6 @@ from tidelog import api_types
 from tidelog.engine.tiers import Moved
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
-from tidelog.server.errors import ApiError
 from tidelog.server.openapi import TOPIC_NAME, Parameter, operation
 from tidelog.server.request import RequestContext
 
@@ -29,7 +28,7 @@ _recall_decoder = api_types.body_decoder(api_types.Recall)
 @operation("getTiers", response=responses.Tiers)
 async def get_tiers(context: RequestContext) -> Response:
     """Show the cold store, and how much is where. The key is for all names, because the counts are."""
-    _check_all_names(context)
+    context.check_all_names_allowed()
     status = await context.service.run_blocking(context.service.engine.tier_status)
     return context.json(responses.Tiers(**status._asdict()))
 
@@ -72,7 +71,7 @@ async def recall_segments(context: RequestContext) -> Response:
 )
 async def list_places(context: RequestContext) -> Response:
     """List where each sealed segment is. The key is for all names."""
-    _check_all_names(context)
+    context.check_all_names_allowed()
     engine, topic = context.service.engine, context.query.text("topic")
     places = await context.service.run_blocking(lambda: engine.segment_places(topic))
     return context.json(responses.SegmentPlaces([responses.SegmentPlace(*place) for place in places]))
@@ -87,7 +86,7 @@ async def list_places(context: RequestContext) -> Response:
 )
 async def relocate_all(context: RequestContext) -> Response:
     """Move old segments of a topic, or of all topics, to the cold store now. The key is for all names."""
-    _check_all_names(context)
+    context.check_all_names_allowed()
     body = context.decode_body(_relocate_all_decoder, default=api_types.RelocateAll())
     engine = context.service.engine
     moved = await context.service.run_cold(lambda: engine.relocate(body.topic, keep_segments=body.keep_segments))
@@ -103,7 +102,7 @@ async def relocate_all(context: RequestContext) -> Response:
 )
 async def recall_all(context: RequestContext) -> Response:
     """Bring segments of a topic, or of all topics, back from the cold store. The key is for all names."""
-    _check_all_names(context)
+    context.check_all_names_allowed()
     body = context.decode_body(_recall_all_decoder, default=api_types.RecallAll())
     engine = context.service.engine
     moved = await context.service.run_cold(
@@ -115,15 +114,10 @@ async def recall_all(context: RequestContext) -> Response:
 @operation("claimColdStore", response=responses.ColdStoreClaimed, errors=("store_unavailable",), body_required=False)
 async def claim_store(context: RequestContext) -> Response:
     """Take the cold store from another copy of this database. The key is for all names."""
-    _check_all_names(context)
+    context.check_all_names_allowed()
     engine = context.service.engine
     await context.service.run_cold(engine.claim_cold_store)
     return context.json(responses.ColdStoreClaimed(engine.cold_address))
-
-
-def _check_all_names(context: RequestContext) -> None:
-    if context.principal.prefixes:
-        raise ApiError("forbidden", "the cold tier is of all topics, and this key is for some; nothing was done")
 
 
 def _failed(moved: Moved) -> list[responses.SegmentNotMoved]:
