@@ -3,6 +3,7 @@
 
     records as JSON text    encode_json_rows, encode_json_batch
     JSON text of clients    parse_plain_body, parse_plain_bodies, json_depth, remove_json_escapes
+    values in JSON text     find_json_values
     values of a batch       all_bytes, value_lengths, split_by_size, copy_values_into
     frames of a WAL         find_frames, fsync_loop
     frames of any file      count_valid_checksums, remove_records, have_equal_values
@@ -1004,6 +1005,265 @@ def remove_json_escapes(bytes text not None):
         with nogil:
             end = unescape(octets, size, out)
     return None if end < 0 else made[:end]
+
+
+# ── values in JSON text ───────────────────────────────────────────────────────────────────────────
+
+cdef enum:
+    NAMES_MAX = 32
+    NESTING_MAX = 64  # the open brackets are bits of a word
+    NUMBER_TEXT_MAX = 100  # longer numbers, and those with an exponent of three digits, may be out of range
+    EXACT_DIGITS_MAX = 18
+
+
+cdef struct Pointer:
+    Py_ssize_t count
+    const uint8_t* names[NAMES_MAX]
+    Py_ssize_t sizes[NAMES_MAX]
+
+
+cdef struct QuotedText:
+    Py_ssize_t end  # the position after its closing quote; -1: not a text
+    bint is_escaped
+
+
+cdef inline Py_ssize_t after_blanks(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    while i < end and (text[i] == BLANK or text[i] == c"\n" or text[i] == c"\r" or text[i] == c"\t"):
+        i += 1
+    return i
+
+
+cdef inline uint8_t byte_at(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Return a byte of the text; after its end 0, which is no part of JSON."""
+    return text[i] if i < end else 0
+
+
+cdef Py_ssize_t escape_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Return the end of the escape whose backslash is at `i`; -1: it is not valid."""
+    cdef int32_t code
+    cdef uint8_t byte = byte_at(text, i + 1, end)
+    if byte in (c"b", c"f", c"n", c"r", c"t", c"/", QUOTE, ESCAPE):
+        return i + 2
+    if byte != c"u" or end - i < 6:
+        return -1
+    code = hex_of(text + i + 2)
+    if code < 0 or 0xDC00 <= code <= 0xDFFF:
+        return -1
+    if not 0xD800 <= code <= 0xDBFF:
+        return i + 6
+    if end - i < 12 or text[i + 6] != ESCAPE or text[i + 7] != c"u" or not 0xDC00 <= hex_of(text + i + 8) <= 0xDFFF:
+        return -1
+    return i + 12
+
+
+cdef QuotedText quoted_text(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Find the end of the text whose first byte after its quote is at `i`."""
+    cdef QuotedText found = QuotedText(-1, False)
+    cdef uint8_t byte
+    while True:
+        while i + 8 <= end and not has_special(text + i):
+            i += 8
+        byte = byte_at(text, i, end)
+        if byte == QUOTE:
+            found.end = i + 1
+            return found
+        if byte < BLANK:
+            return found
+        if byte == ESCAPE:
+            found.is_escaped = True
+            i = escape_end(text, i, end)
+            if i < 0:
+                return found
+            continue
+        i += 1
+
+
+cdef Py_ssize_t any_number_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Return the end of a number; -1: not a number, or one that may be out of range."""
+    cdef Py_ssize_t start = i, first
+    if byte_at(text, i, end) == c"-":
+        i += 1
+    first = i
+    while c"0" <= byte_at(text, i, end) <= c"9":
+        i += 1
+    if i == first or (text[first] == c"0" and i > first + 1):
+        return -1
+    if byte_at(text, i, end) == c".":
+        first = i = i + 1
+        while c"0" <= byte_at(text, i, end) <= c"9":
+            i += 1
+        if i == first:
+            return -1
+    if byte_at(text, i, end) | 32 == c"e":
+        i += 1
+        if byte_at(text, i, end) == c"-" or byte_at(text, i, end) == c"+":
+            i += 1
+        first = i
+        while c"0" <= byte_at(text, i, end) <= c"9":
+            i += 1
+        if i == first or i > first + 2:
+            return -1
+    return i if i - start <= NUMBER_TEXT_MAX else -1
+
+
+cdef bint is_plain_integer(const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    """Return whether a number is written as Python writes it: digits, after a minus where it is not 0."""
+    cdef Py_ssize_t i, first = 1 if text[0] == c"-" else 0
+    if size - first > EXACT_DIGITS_MAX or (first and text[1] == c"0"):
+        return False
+    for i in range(first, size):
+        if not c"0" <= text[i] <= c"9":
+            return False
+    return True
+
+
+cdef bint is_utf_8(const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i = 0, k, more
+    cdef uint32_t code, least
+    while i < size:
+        if text[i] < 0x80:
+            i += 1
+            continue
+        if text[i] >> 5 == 6:
+            more, code, least = 1, text[i] & 0x1F, 0x80
+        elif text[i] >> 4 == 14:
+            more, code, least = 2, text[i] & 0x0F, 0x800
+        elif text[i] >> 3 == 30:
+            more, code, least = 3, text[i] & 0x07, 0x10000
+        else:
+            return False
+        if size - i <= more:
+            return False
+        for k in range(1, more + 1):
+            if text[i + k] >> 6 != 2:
+                return False
+            code = code << 6 | (text[i + k] & 0x3F)
+        if code < least or code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            return False
+        i += more + 1
+    return True
+
+
+cdef int64_t find_value(const uint8_t* text, Py_ssize_t end, const Pointer* pointer, int64_t* at) noexcept nogil:
+    """Find the value at the pointer in one JSON text. Returns the size of its text, without quotes, and sets where it is;
+    0: there is none, or it is null, empty, an object or an array; -1: not valid, or not handled here."""
+    cdef uint64_t objects = 0  # the open brackets, innermost first: 1 is an object, 0 an array
+    cdef Py_ssize_t depth = 0, on_path = 0, start, i = after_blanks(text, 0, end)  # `on_path`: as deep the pointer leads
+    cdef bint is_wanted = False, is_open  # whether the pointer leads into the value at `i`
+    cdef int64_t size = 0
+    cdef QuotedText quoted
+    cdef uint8_t byte
+    while True:
+        byte, start, is_open = byte_at(text, i, end), i, False
+        if byte == QUOTE:
+            quoted = quoted_text(text, i + 1, end)
+            i = quoted.end
+            if i >= 0 and is_wanted and on_path == pointer.count:
+                if quoted.is_escaped or not is_utf_8(text + start + 1, i - start - 2):
+                    return -1
+                at[0], size = start + 1, i - start - 2
+        elif byte == c"{" or byte == c"[":
+            objects, depth, is_open = objects << 1 | (byte == c"{"), depth + 1, True
+            if depth > NESTING_MAX:
+                return -1
+            if byte == c"{" and (depth == 1 or (is_wanted and on_path < pointer.count)):
+                on_path = depth
+            i = after_blanks(text, i + 1, end)
+        elif byte == c"t" and end - i >= 4 and memcmp(text + i, b"true", 4) == 0:
+            i += 4
+        elif byte == c"f" and end - i >= 5 and memcmp(text + i, b"false", 5) == 0:
+            i += 5
+        elif byte == c"n" and end - i >= 4 and memcmp(text + i, b"null", 4) == 0:
+            i += 4
+        else:
+            i = any_number_end(text, i, end)
+            if i >= 0 and is_wanted and on_path == pointer.count and not is_plain_integer(text + start, i - start):
+                return -1
+        if i < 0:
+            return -1
+        if not is_open and byte != QUOTE and byte != c"n" and is_wanted and on_path == pointer.count:
+            at[0], size = start, i - start
+        while depth:
+            if not is_open:
+                i = after_blanks(text, i, end)
+            byte = byte_at(text, i, end)
+            if byte == (c"}" if objects & 1 else c"]"):
+                if on_path == depth:
+                    on_path -= 1
+                i, objects, depth, is_open = i + 1, objects >> 1, depth - 1, False
+                continue
+            if not is_open:
+                if byte != c",":
+                    return -1
+                i = after_blanks(text, i + 1, end)
+            is_wanted = False
+            if objects & 1:
+                if byte_at(text, i, end) != QUOTE:
+                    return -1
+                start = i + 1
+                quoted = quoted_text(text, start, end)
+                if quoted.end < 0:
+                    return -1
+                i = after_blanks(text, quoted.end, end)
+                if byte_at(text, i, end) != c":":
+                    return -1
+                i = after_blanks(text, i + 1, end)
+                if on_path == depth:
+                    if quoted.is_escaped:
+                        return -1
+                    if quoted.end - 1 - start == pointer.sizes[depth - 1] and memcmp(
+                        text + start, pointer.names[depth - 1], pointer.sizes[depth - 1]
+                    ) == 0:
+                        is_wanted, size = True, 0  # the last one of equal names counts
+            break
+        else:
+            i = after_blanks(text, i, end)
+            return size if i == end else -1
+
+
+cdef Py_ssize_t find_values(const Page* page, const Pointer* pointer, int64_t* starts, int64_t* sizes) noexcept nogil:
+    """Returns how many rows are not handled; -1 where one is outside of the buffer."""
+    cdef Py_ssize_t i, left = 0
+    for i in range(page.count):
+        if not is_inside(&page.data, i, page.buf_bytes):
+            return -1
+        starts[i] = 0
+        sizes[i] = find_value(page.buf + pos_of(&page.data, i), size_of(&page.data, i), pointer, starts + i)
+        starts[i] += pos_of(&page.data, i)
+        left += sizes[i] < 0
+    return left
+
+
+def find_json_values(starts, sizes, buf, pos, size, tuple names not None):
+    """Find the value at a JSON pointer, whose names are UTF-8, in each JSON text: where its text is, without quotes, in
+    `starts`, and its size in `sizes`. 0: none, null, empty, an object or an array; -1: not handled here. Returns how
+    many are not handled. ValueError where a text is outside of `buf`."""
+    cdef Views views = Views()
+    cdef Page page
+    cdef Pointer pointer
+    cdef Py_ssize_t left
+    cdef bytes name
+    cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
+    page.buf, page.buf_bytes, page.count = <const uint8_t*>whole.buf, whole.len, len(pos)
+    page.data = views.span((pos, size), page.count)
+    cdef int64_t* found_starts = <int64_t*>views.writable(starts, 8, page.count)
+    cdef int64_t* found_sizes = <int64_t*>views.writable(sizes, 8, page.count)
+    if not 0 < len(names) <= NAMES_MAX:
+        raise ValueError(f"a pointer has up to {NAMES_MAX} names, and one at least")
+    pointer.count = 0
+    for name in names:
+        if name is None:
+            raise TypeError("a name is bytes")
+        pointer.names[pointer.count], pointer.sizes[pointer.count] = <const uint8_t*>PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)
+        pointer.count += 1
+    if page.count < 64:
+        left = find_values(&page, &pointer, found_starts, found_sizes)
+    else:
+        with nogil:
+            left = find_values(&page, &pointer, found_starts, found_sizes)
+    if left < 0:
+        raise ValueError("a text is outside of the buffer")
+    return left
 
 
 # ── from frame to frame ───────────────────────────────────────────────────────────────────────────

@@ -1,9 +1,9 @@
 """Reference implementations of the functions of `_native.pyx`, in Python. Imported through `tidelog.native` only.
 
-They define the results: the tests compare the compiled functions with these, function by function. Four return "not
+They define the results: the tests compare the compiled functions with these, function by function. Five return "not
 handled" for every input, because the general implementation is the caller's: `fill_indexed_records` (the caller is
-`formats.scan`), `remove_records` (`formats.segment_rewrite`), `parse_plain_body` and `parse_plain_bodies`
-(`server.handlers.write`). For arguments that
+`formats.scan`), `remove_records` (`formats.segment_rewrite`), `find_json_values` (`engine.record_keys`),
+`parse_plain_body` and `parse_plain_bodies` (`server.handlers.write`). For arguments that
 no caller passes, such as rows outside of their buffer, only the compiled functions are sure to raise ValueError.
 
 A `Column` is the positions and the sizes of values in a buffer.
@@ -41,6 +41,7 @@ __all__ = (
     "encode_write_responses",
     "fill_indexed_records",
     "find_frames",
+    "find_json_values",
     "fsync_loop",
     "have_equal_values",
     "json_depth",
@@ -207,6 +208,21 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     if len(escape) == 2 and escape != b"\\u":
         return escape
     return _encode_json(_decode_json(b'"%b"' % escape))[1:-1]
+
+
+def find_json_values(
+    starts: Ints,  # noqa: ARG001
+    sizes: Ints,
+    buf: Buffer,  # noqa: ARG001
+    pos: Ints,
+    size: Ints,  # noqa: ARG001
+    names: tuple[bytes, ...],  # noqa: ARG001
+) -> int:
+    """Find the value at a JSON pointer, whose names are UTF-8, in each JSON text: where its text is, without quotes, in
+    `starts`, and its size in `sizes`. 0: none, null, empty, an object or an array; -1: not handled. Returns how many
+    are not handled."""
+    sizes[:] = -1
+    return len(pos)
 
 
 # ── the values of a batch ─────────────────────────────────────────────────────────────────────────

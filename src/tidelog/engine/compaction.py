@@ -44,6 +44,7 @@ from tidelog.wal import Commit, CommitFuture
 _log = logging.getLogger("tidelog.engine")
 COMPACTION_TASK: Final = "compaction"
 _FRAME_RECORDS: Final = 16_384
+_LOGGED_FRAMES_MAX: Final = 8  # that are on their way to the WAL: they share a sync
 Pace = Callable[[int], object]  # called with the bytes that were read; may wait
 
 
@@ -145,6 +146,7 @@ class _Run:
         self._tombstones = 0
         self._oldest_tombstone_ms = 0
         self._horizon = SEQ_MAX  # the lowest of this run
+        self._logged: list[tuple[CompactionCommit, Ints]] = []  # on their way, each with the tombstones of its records
 
     def run(self, *, seal: bool) -> Compacted:
         topic, stats = self._topic, self._topic.context.compaction_stats
@@ -184,11 +186,15 @@ class _Run:
     def _extend(self, part: int, stop: int) -> None:
         """Index the records below `stop`, segment by segment, at the pace of the run."""
         size = 1
-        while size:
+        try:
+            while size:
+                with self._keys.lock:
+                    size = self._keys.extend(part, stop) if part < self._keys.parts() else 0
+                self._topic.context.compaction_stats.read_bytes += size
+                self._pace(size)
+        finally:
             with self._keys.lock:
-                size = self._keys.extend(part, stop) if part < self._keys.parts() else 0
-            self._topic.context.compaction_stats.read_bytes += size
-            self._pace(size)
+                self._keys.finish_files()
 
     def _compact_part(self, table: KeyTable, stop: int) -> None:
         """Remove what one part of the keys allows, oldest first."""
@@ -210,6 +216,11 @@ class _Run:
         seqs = merge_seqs(replaced[: np.searchsorted(replaced, horizon, "right")], due)
         for lo in range(0, len(seqs), _FRAME_RECORDS):
             self._submit(seqs[lo : lo + _FRAME_RECORDS], stop, 0, due)
+            # Replaced records may go in any order. A tombstone is never removed before a record that it replaced: where
+            # frames have tombstones, one that cannot be written ends the run before the next is logged.
+            if len(due) or len(self._logged) >= _LOGGED_FRAMES_MAX:
+                self._wait_for_logged()
+        self._wait_for_logged()
 
     def _wait_for_horizon(self, stop: int) -> int:
         """Return the horizon once no cursor move is on its way: a hold that was acknowledged is respected."""
@@ -228,7 +239,7 @@ class _Run:
                     continue  # its own caller gets the error
 
     def _submit(self, seqs: Ints, stop: int, compacted_to: int, tombstones: Ints) -> None:
-        """Log and apply one step. Records that a hold covers by now stay."""
+        """Log one step, which its commit applies. Records that a hold covers by now stay."""
         topic = self._topic
         matched = delete.with_sizes(topic, seqs)
         while True:
@@ -254,11 +265,26 @@ class _Run:
                     break
                 commit = CompactionCommit(topic, body, topic.delete_count, self._actor, matched)
                 topic.submit(commit)
-            removed = commit.future.wait()
-            break
+            self._logged.append((commit, tombstones))
+            return
+        self._count(removed, matched, tombstones)
+
+    def _wait_for_logged(self) -> None:
+        """Wait until the frames that were logged are applied. Raises the first error, after all of them."""
+        logged, self._logged = self._logged, []
+        failed: Error | None = None
+        for commit, tombstones in logged:
+            try:
+                self._count(commit.future.wait(), commit.matched, tombstones)
+            except Error as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _count(self, removed: SizeCount, matched: MatchedRecords, tombstones: Ints) -> None:
         self._tombstones += int(np.isin(matched.seqs, tombstones).sum()) if len(tombstones) else 0
         self._removed = SizeCount(self._removed.records + removed.records, self._removed.bytes + removed.bytes)
-        stats = topic.context.compaction_stats
+        stats = self._topic.context.compaction_stats
         stats.records, stats.bytes = stats.records + removed.records, stats.bytes + removed.bytes
 
     def remove_found(self, found: FoundRecords) -> FoundRemoved:
@@ -282,6 +308,7 @@ class _Run:
         topic.context.compaction_stats.tombstones += self._tombstones
         if topic.index.head and topic.compaction != progress:
             self._submit(np.zeros(0, np.int64), stop, progress.compacted_to, np.zeros(0, np.int64))
+            self._wait_for_logged()
 
 
 # ── what was found elsewhere ──────────────────────────────────────────────────────────────────────

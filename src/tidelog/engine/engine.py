@@ -634,9 +634,8 @@ class Engine:
         """
         self._check_writable()
         self.checkpoint()
-        moved = self._tiers.relocate(self._named_topics(topic), keep_segments=keep_segments)
-        self._finish_moves(moved)
-        return moved
+        topics = self._named_topics(topic)
+        return self._move(lambda: self._tiers.relocate(topics, keep_segments=keep_segments))
 
     def recall(self, topic: str | None = None, *, first_seq: int = 0, last_seq: int | None = None) -> Moved:
         """Bring segments of a topic, or of all topics, back from the cold store. They stay on the disk until they are
@@ -653,9 +652,8 @@ class Engine:
         0
         """
         self._check_writable()
-        moved = self._tiers.recall(self._named_topics(topic), first_seq, last_seq)
-        self._finish_moves(moved)
-        return moved
+        topics = self._named_topics(topic)
+        return self._move(lambda: self._tiers.recall(topics, first_seq, last_seq))
 
     def claim_cold_store(self) -> None:
         """Take the cold store from another copy of this database, which may no longer write there.
@@ -666,10 +664,23 @@ class Engine:
         self._check_writable()
         self._tiers.claim()
 
-    def _finish_moves(self, moved: Moved) -> None:
-        """Save two manifests, so that neither needs the copies that are not needed any more."""
+    def _move(self, move: Callable[[], Moved]) -> Moved:
+        """Move segments, then save two manifests, so that neither needs the copies that are not needed any more; also
+        where the store fails in the middle, for what was moved before."""
+        before = self._tiers.relocated + self._tiers.recalled
+        try:
+            moved = move()
+        except Error:
+            with suppress(Error):  # that of the store says more; the checkpoint is retried when due
+                self._finish_moves(before)
+            raise
+        self._finish_moves(before)
+        return moved
+
+    def _finish_moves(self, moved_before: int) -> None:
         state = self._checkpoints.state
-        if moved.segments or state.hot_to_remove or state.hot_to_remove_next:
+        has_moved = self._tiers.relocated + self._tiers.recalled > moved_before
+        if has_moved or state.hot_to_remove or state.hot_to_remove_next:
             for _ in range(2):
                 self.checkpoint()
 

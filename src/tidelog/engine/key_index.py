@@ -23,6 +23,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -30,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from tidelog.disk.durability import remove_if_exists, replace_file, write_temporary
+from tidelog.disk.durability import ParallelSyncs, remove_if_exists, write_temporary
 from tidelog.engine.record_keys import Digest, KeySelector, selector_of
 from tidelog.engine.segment import Part, Segment
 from tidelog.errors import BadInput, Corrupt, Damaged, NewerFormat
@@ -48,6 +50,7 @@ KEY_INDEX_SUFFIX: Final = ".key"
 _ENTRY_BYTES: Final = 24
 _READ_BYTES: Final = 8 << 20  # of records that are indexed at once
 _PARTS_MAX: Final = 1 << 12
+_UNNAMED_FILES_MAX: Final = 16
 _LISTED_MIN: Final = 1 << 16  # replaced records that are listed without asking which of them are gone
 _NO_SEQS: Final = np.zeros(0, np.int64)
 _NO_WORDS: Final = np.zeros(0, np.uint64)
@@ -263,6 +266,7 @@ class KeyIndex:
         self._topic = topic
         self._parts = 1
         self._rule = ""
+        self._rebuilt = _RebuiltFiles(topic)
 
     def selector(self) -> KeySelector:
         """Return the topic's rule for keys. Raises BadInput where it has none."""
@@ -290,8 +294,11 @@ class KeyIndex:
     def open(self, part: int, stop: int) -> KeyTable:
         """Return the table of a part with all records below `stop`. With `lock` held, after `parts`. Raises Corrupt
         where records cannot be read."""
-        while self.extend(part, stop):
-            pass
+        try:
+            while self.extend(part, stop):
+                pass
+        finally:
+            self.finish_files()
         return self._topic.context.key_tables.get(self._topic.id, self.selector().id, part)
 
     def extend(self, part: int, stop: int) -> int:
@@ -306,7 +313,9 @@ class KeyIndex:
                 table.stop = stop
                 return 0
             try:
-                for keys, lo, hi, size in _keys_between(topic, selector, found.part, found.first, found.stop):
+                for keys, lo, hi, size in _keys_between(
+                    topic, selector, found.part, found.first, found.stop, self._rebuilt
+                ):
                     newest, older = self._live_runs(keys, lo)
                     table.add(self._of_part(newest, part), self._of_part(older, part), hi)
                     read_bytes += max(size, 1)
@@ -319,6 +328,19 @@ class KeyIndex:
             table.forget_gone(self.live)
             topic.context.key_tables.shrink(table)
         return read_bytes
+
+    def finish_files(self) -> None:
+        """Complete the key files that `extend` has built again. With `lock` held."""
+        self._rebuilt.finish()
+
+    def ensure_file(self, selector: KeySelector, segment: Segment, foot: bytes) -> None:
+        """Write the key file of a sealed segment with this footer, if it has none. Raises Corrupt where its records do
+        not read."""
+        with self.lock:
+            try:
+                _load_or_rebuild(self._topic, selector, segment, foot, self._rebuilt)
+            finally:
+                self.finish_files()
 
     def live(self, seqs: Ints) -> Ints:
         """Return those of these ascending seqs that have a live record."""
@@ -385,14 +407,14 @@ def find_replaced(topic: TopicState, seqs: Ints) -> Ints:
 
 
 def _keys_between(
-    topic: TopicState, selector: KeySelector, part: Part, first: int, stop: int
+    topic: TopicState, selector: KeySelector, part: Part, first: int, stop: int, rebuilt: _RebuiltFiles
 ) -> Iterator[tuple[SegmentKeys, int, int, int]]:
     """Yield the keys of [first, stop) of a part in pieces: each with its first seq, the seq after it, and the bytes
     that were read for it. Without the topic's lock."""
     if isinstance(part, Segment) and part.is_sealed and stop == part.stop:
         foot = part.read_footer()
         if foot is not None:
-            keys, size = _load_or_rebuild(topic, selector, part, foot)
+            keys, size = _load_or_rebuild(topic, selector, part, foot, rebuilt)
             if first > part.base:
                 keys = _from_row(keys, first - part.base)
             yield keys, part.base, stop, size
@@ -430,13 +452,68 @@ def _read_rows(topic: TopicState, part: Part, first: int, stop: int) -> tuple[Ro
     return rows, next_seq
 
 
+class _RebuiltFiles:
+    """Key files of one topic that are written again. Their syncs run while the next segment is read. A lost file is
+    built again, so its name need not be durable. Guarded by the lock of the `KeyIndex`."""
+
+    def __init__(self, topic: TopicState) -> None:
+        self._topic = topic
+        self._syncs = ParallelSyncs()
+        self._unnamed: dict[str, tuple[Segment, Future[None]]] = {}  # by the path that each will have
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._unnamed
+
+    def add(self, segment: Segment, path: str, content: bytes) -> None:
+        """Begin to write a file. An error is logged: without the file the next use after a start reads the records."""
+        disk, temporary = segment.files.disk, f"{path}.tmp"
+        try:
+            remove_if_exists(disk, temporary)
+            file = disk.open(temporary, "create")
+            try:
+                file.write(0, content)
+            except OSError:
+                file.close()
+                raise
+            self._unnamed[path] = segment, self._syncs.sync_and_close(file)
+        except OSError as error:
+            self._on_failed(segment, path, error)
+        if len(self._unnamed) >= _UNNAMED_FILES_MAX:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the syncs and give the files their names."""
+        if not self._unnamed:
+            return
+        written, self._unnamed = self._unnamed, {}
+        for path, (segment, synced) in written.items():
+            try:
+                synced.result()
+                segment.files.disk.rename(f"{path}.tmp", path)
+                with self._topic.lock:
+                    is_removed = self._topic.is_dropped or segment not in self._topic.index.parts
+                if is_removed:  # a checkpoint let go of it meanwhile
+                    remove_if_exists(segment.files.disk, path)
+            except OSError as error:
+                self._on_failed(segment, path, error)
+        self._syncs.__exit__()
+        self._syncs = ParallelSyncs()
+
+    def _on_failed(self, segment: Segment, path: str, error: OSError) -> None:
+        _log.warning("%s: the key index of segment %d was not written: %s", self._topic.name, segment.base, error)
+        with suppress(OSError):
+            remove_if_exists(segment.files.disk, f"{path}.tmp")
+
+
 def _load_or_rebuild(
-    topic: TopicState, selector: KeySelector, segment: Segment, foot: bytes
+    topic: TopicState, selector: KeySelector, segment: Segment, foot: bytes, rebuilt: _RebuiltFiles
 ) -> tuple[SegmentKeys, int]:
     """Return the keys of a sealed segment and the bytes that were read: from its file, or from its records."""
     base, seqs = segment.base, segment.stop - segment.base
     path, foot_xxh3 = segment.path(KEY_INDEX_SUFFIX), xxh3_64_intdigest(foot)
     reason = "there is no file"
+    if path in rebuilt:
+        rebuilt.finish()
     try:
         content = segment.read_side_file(KEY_INDEX_SUFFIX)
         if content is not None:
@@ -450,7 +527,7 @@ def _load_or_rebuild(
     topic.context.key_tables.rebuilt_count += 1
     _log.info("%s: segment %d was read for its keys: %s", topic.name, base, reason)
     if topic.context.shards and not topic.context.is_replaying:
-        _write_rebuilt(topic, segment, path, key_index.encode(base, foot_xxh3, selector.id, seqs, keys))
+        rebuilt.add(segment, path, key_index.encode(base, foot_xxh3, selector.id, seqs, keys))
     return keys, int(rows.record_bytes().sum())
 
 
@@ -459,7 +536,7 @@ def ensure_key_file(topic: TopicState, segment: Segment) -> None:
     read."""
     rule, foot = topic.config.compaction, segment.read_footer()
     if rule is not None and foot is not None:
-        _load_or_rebuild(topic, selector_of(rule), segment, foot)
+        topic.key_index.ensure_file(selector_of(rule), segment, foot)
 
 
 def _read_whole(topic: TopicState, segment: Segment) -> tuple[Rows, int]:
@@ -469,20 +546,6 @@ def _read_whole(topic: TopicState, segment: Segment) -> tuple[Rows, int]:
     if chunk.fault is not None:
         raise Corrupt(f"{topic.name}: segment {segment.base}", pos=chunk.fault.pos, reason=chunk.fault.reason)
     return chunk.rows, chunk.next_seq
-
-
-def _write_rebuilt(topic: TopicState, segment: Segment, path: str, content: bytes) -> None:
-    """Write a key file again. Without it the next use after a start reads the records once more."""
-    disk = segment.files.disk
-    with topic.context.tag_cache.write_lock:
-        try:
-            replace_file(disk, path, content)
-            with topic.lock:
-                is_removed = topic.is_dropped or segment not in topic.index.parts
-            if is_removed:  # a checkpoint let go of it meanwhile
-                remove_if_exists(disk, path)
-        except OSError as error:
-            _log.warning("%s: the key index of segment %d was not written: %s", topic.name, segment.base, error)
 
 
 def encode_key_index(compaction: str, base: int, stop: int, foot: bytes, rows: Rows) -> bytes:

@@ -13,6 +13,7 @@ A key is identified by its BLAKE2b digest of 16 bytes: no two keys share one, al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -34,6 +35,7 @@ from tidelog.formats.rows import Rows, Span, copy_values, to_binary_array
 from tidelog.types import Buffer, Ints
 
 BoolArray: TypeAlias = NDArray[np.bool_]
+_NOT_PLAIN: Final = re.compile(r'[\x00-\x1f"\\]')
 _CHUNK_BYTES: Final = 1 << 20  # of JSON text that is parsed at once
 _Leaf: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any] | None
 _Other: TypeAlias = str | int | float | bool | list[Any] | None
@@ -74,9 +76,11 @@ class KeySelector:
         self.is_by_tag = compaction == LATEST_BY_TAG
         tokens = () if self.is_by_tag else tuple(_unescape(token) for token in compaction[1:].split("/"))
         self._tokens = tokens
-        # A number may be the position in an array: such a path is followed in the parsed value.
-        has_positions = any(token.isascii() and token.isdecimal() for token in tokens)
-        self._parse = None if self.is_by_tag or has_positions else _make_parser(tokens)
+        # A number may be the position in an array, and some names are always written with escapes: such a path is
+        # followed in the parsed value.
+        is_plain = not any(_NOT_PLAIN.search(token) or (token.isascii() and token.isdecimal()) for token in tokens)
+        self._parse = _make_parser(tokens) if is_plain and not self.is_by_tag else None
+        self._names = tuple(token.encode() for token in tokens) if self._parse is not None else None
 
     def keys(self, rows: Rows) -> pa.Array:
         """Return the key of each row as bytes; null: it has none."""
@@ -111,6 +115,24 @@ class KeySelector:
         return self._keys_of_values(b",".join([*texts, b""]), Span(np.cumsum(sizes + 1) - sizes - 1, sizes))
 
     def _keys_of_values(self, buf: Buffer, values: Span) -> pa.Array:
+        """Return the key in each of these JSON texts: found without an object for each, except in rare texts."""
+        if self._names is None or not len(values.size):
+            return self._parse_keys(buf, values)
+        starts, sizes = np.empty_like(values.size), np.empty_like(values.size)
+        unhandled = native.find_json_values(starts, sizes, buf, values.pos, values.size, self._names)
+        if unhandled == len(sizes):
+            return self._parse_keys(buf, values)
+        keys = to_binary_array(buf, Span(starts, np.maximum(sizes, 0)))
+        if (sizes <= 0).any():
+            keys = pc.if_else(pa.array(sizes > 0), keys, pa.scalar(None, pa.binary()))
+        if unhandled:
+            others = sizes < 0
+            keys = pc.replace_with_mask(
+                keys, pa.array(others), self._parse_keys(buf, values.take(np.flatnonzero(others)))
+            )
+        return keys
+
+    def _parse_keys(self, buf: Buffer, values: Span) -> pa.Array:
         if self._parse is not None:
             try:
                 found = self._parse(_join_values(buf, values))

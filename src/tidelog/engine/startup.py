@@ -40,7 +40,18 @@ from tidelog.engine.segment_table import StoredRows
 from tidelog.engine.tag_search import TagCache
 from tidelog.engine.topic_state import TopicState
 from tidelog.engine.topic_table import TopicTable
-from tidelog.errors import BadInput, Corrupt, Damaged, DiskFull, Error, NewerFormat, NotFound, Unavailable, WriteFailed
+from tidelog.errors import (
+    BadInput,
+    Corrupt,
+    Damaged,
+    DiskFull,
+    Error,
+    NewerFormat,
+    NotFound,
+    Unavailable,
+    WriteFailed,
+    WrongStore,
+)
 from tidelog.times import fields_in_ms
 from tidelog.wal import Shard, Writer, paths, prepare_for_writing
 
@@ -111,6 +122,8 @@ def open_directory(
         )
 
     if read_only:
+        if cold.store is not None and cold_store is None and limits.cold is not None:
+            _check_store_of_reader(disk, path, cold.store)
         return _open_reader(make_context, progress or _no_progress, StoredRows() if for_planning else None)
     lock = take_lock(disk, path)
     try:
@@ -168,6 +181,17 @@ def _check_cold_directory(disk: Disk, root: str, address: str, directory: str) -
             where = "the data directory" if above == root else f"{above}, which is another data directory"
             raise BadInput(f"the cold store {address} is in {where}; nothing was done, choose another place")
         above, last = parent_dir(above), above
+
+
+def _check_store_of_reader(disk: Disk, path: str, store: SegmentStore) -> None:
+    """Raise WrongStore for an address that is not where the segments of this directory are. The store that it used last
+    is not asked: it may be away, and what is on the disk is read all the same."""
+    state = load_state(disk, path)
+    if state is None or state.address in ("", store.address):
+        return
+    if (reason := find_foreign_store(disk, path, store)) is not None:
+        step = f"give the address where they are, which was {state.address} last"
+        raise WrongStore(store.address, f"does not have the segments of {path}: {reason}", step=step)
 
 
 def _claim_store(opened: OpenedEngine, store: SegmentStore) -> StoreClaim:

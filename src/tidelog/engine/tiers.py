@@ -299,11 +299,11 @@ class Tiers:
                     try:
                         if self._recall(topic, segment, pause):
                             moved.append(segment.size)
+                            self.recalled += 1
                     except StoreUnavailable:
                         raise
                     except (Error, OSError) as error:
                         failed.append((topic.name, segment.base, str(error)))
-        self.recalled += len(moved)
         return Moved(len(moved), sum(moved), tuple(failed))
 
     def _pause_of(self, throttled: bool) -> Callable[[int], None]:

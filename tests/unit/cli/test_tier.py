@@ -75,6 +75,15 @@ def test_a_segment_that_cannot_be_recalled_is_named_and_stays(run: Run, tmp_path
     assert values(run) == [str(number) for number in range(RECORDS)]
 
 
+def test_the_status_with_the_address_of_another_store_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("tier", "relocate", "data", "--cold", "cold", "--keep", "0")[0] == 0
+    code, out, err = run("tier", "status", "data", "--cold", "wrong")
+    assert (code, out) == (2, "")
+    assert "does not have the segments of data" in err
+    assert str(tmp_path / "cold") in err
+    assert run("tier", "status", "data", "--cold", "cold")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

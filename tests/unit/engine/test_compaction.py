@@ -110,6 +110,8 @@ def test_values_that_are_keys() -> None:
         ("/0", {"0": "k"}),
         ("/a//b", {"a": {"": {"b": "k"}}}),
         ("/x", {"x": "k", "y": "\n"}),
+        ('/say "a"', {'say "a"': "k"}),
+        ("/back\\slash/tab\t", {"back\\slash": {"tab\t": "k"}}),
     ],
 )
 def test_a_json_pointer_leads_to_the_key(pointer: str, data: object) -> None:

@@ -181,6 +181,52 @@ def test_what_is_read_after_a_recall_is_what_is_on_the_disk(machine: Machine) ->
         assert values(log) == list(range(30))
 
 
+def test_a_recall_that_the_store_ends_keeps_what_came_back(machine: Machine) -> None:
+    """The manifests are saved for the segments that were recalled before."""
+    with machine.open() as log:
+        machine.fill(log, 5)
+        log.relocate()
+        reads: list[str] = []
+
+        def fail_at_the_third(call: str, key: str, when: str) -> None:
+            if (call, when) == ("read", "before") and key not in reads:
+                reads.append(key)
+                if len(reads) == 3:
+                    machine.store.fail("read")
+
+        machine.store.on_op = fail_at_the_third
+        with pytest.raises(StoreUnavailable):
+            log.recall("orders")
+        machine.store.on_op = None
+        assert log.tier_status().recalled == 2
+        machine.store.heal()
+        crashed = machine.disk.crash_image()
+    machine.disk = crashed
+    with machine.open() as log:
+        assert [place.is_recalled for place in log.segment_places("orders")] == [True, True, False, False, False]
+        assert [place.tier for place in log.segment_places("orders")] == ["hot", "hot", "cold", "cold", "hot"]
+        assert values(log) == list(range(50))
+
+
+def test_a_relocation_that_the_store_ends_keeps_what_it_moved(machine: Machine) -> None:
+    with machine.open() as log:
+        machine.fill(log, 5)
+        puts: list[str] = []
+
+        def fail_at_the_third(call: str, key: str, when: str) -> None:
+            if (call, when) == ("put", "before") and key != MARKER_KEY:
+                puts.append(key)
+                if len(puts) == 3:
+                    machine.store.fail("put", times=1)
+
+        machine.store.on_op = fail_at_the_third
+        with pytest.raises(StoreUnavailable):
+            log.relocate("orders")
+        assert [place.tier for place in log.segment_places("orders")] == ["cold", "cold", "hot", "hot", "hot"]
+        assert len(machine.data_files()) == 3
+        assert values(log) == list(range(50))
+
+
 def test_reads_of_the_cold_tier_fail_without_the_store_and_nothing_else_does(machine: Machine) -> None:
     with machine.open() as log:
         topic = log.topic("orders", cap_records=45)
@@ -522,6 +568,25 @@ def test_a_reader_finds_the_store_by_itself(tmp_path: Path) -> None:
     with tidelog.open(data) as log:  # without the setting nothing moves, and everything reads
         assert len(log.topic("orders").read().records) == 30
         assert not log.tier_status().enabled
+
+
+def test_a_reader_with_the_address_of_another_store_is_refused(tmp_path: Path) -> None:
+    data, cold, other = (str(tmp_path / name) for name in ("data", "cold", "other"))
+    for path, store in ((data, cold), (str(tmp_path / "theirs"), other)):
+        with tidelog.open(path, cold=store, segment_events_max=10, hot_retain_segments=0) as log:
+            log.topic("orders").append([{"n": n} for n in range(10)])
+            log.relocate()
+    for wrong, reason in ((str(tmp_path / "nothing"), "no marker"), (other, "another database")):
+        with pytest.raises(WrongStore, match=rf"does not have the segments.*{reason}.*{cold}"):
+            tidelog.open(data, read_only=True, cold=wrong)
+        assert not (tmp_path / "nothing").exists()
+    with tidelog.open(str(tmp_path / "plain")) as log:
+        log.topic("orders").append(b"1")
+    with tidelog.open(str(tmp_path / "plain"), read_only=True, cold=other) as log:
+        assert log.tier_status().cold_segments == 0, "it never had a store"
+    shutil.move(cold, tmp_path / "moved")
+    with tidelog.open(data, read_only=True, cold=str(tmp_path / "moved")) as log:
+        assert len(log.topic("orders", create=False).read().records) == 10
 
 
 # A manifest that names objects is refused by versions that do not know them -------------------------------

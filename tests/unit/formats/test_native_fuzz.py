@@ -99,6 +99,30 @@ def test_bodies_with_random_arguments() -> None:
             assert _native.parse_plain_bodies([body], 10, len(body)) == (alone, [len(alone)]), seed
 
 
+def test_json_values_with_random_arguments() -> None:
+    """Texts that are cut anywhere and places outside of the buffer: nothing outside of it is read."""
+    texts = (b'{"a":{"b":"k"}}', b'{"a" : [1, -2.5e-7, "\\ud83d\\ude00x"], "b":null}', b'{"a":"\xc3\xa9"}', b'{"a":tru')
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        text = bytearray(b"".join(random.choice([*texts, *WORDS]) for _ in range(random.randrange(1, 5))))
+        for _ in range(random.choice([0, 0, 1, 3])):
+            text[random.randrange(len(text))] = random.choice([0, 34, 92, 123, 255, random.randrange(256)])
+        count = random.randrange(4)
+        pos = np.array([random.randrange(len(text)) for _ in range(count)], np.int64)
+        size = np.array([random.randrange(len(text) + 1 - int(at)) for at in pos], np.int64)
+        if count and random.random() < 0.1:
+            random.choice([pos, size])[0] = number(random) % (1 << 62)
+        starts, sizes = np.zeros(count + random.choice([0, 0, 0, 1]), np.int64), np.zeros(count, np.int64)
+        names = tuple(
+            random.choice([b"a", b"b", b"", octets(random, 9)]) for _ in range(random.choice([0, 1, 1, 2, 33]))
+        )
+        left = tried(_native.find_json_values, starts, sizes, bytes(text), pos, size, names)
+        if left is not None:
+            assert left == (sizes < 0).sum(), seed
+            inside = (starts >= pos) & (starts + np.maximum(sizes, 0) <= pos + size)
+            assert inside.all(), seed
+
+
 def test_rows_with_random_arguments() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)

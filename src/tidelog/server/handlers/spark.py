@@ -59,6 +59,7 @@ from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import ARROW, OCTET_STREAM, RequestContext
 
 _PIECE_BYTES: Final = 1 << 20
+_COLD_PIECE_BYTES: Final = 4 << 20  # of one read of the cold store: a peer that reads nothing costs no more memory
 _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
 _FILE_FIELDS: Final = {"data": "data", "idx": "idx", "foot": "foot", "del": "deletions"}
 _LISTING_TRIES: Final = 3
@@ -231,13 +232,14 @@ async def read_segment_file(context: RequestContext) -> Response | Stream:
     headers = [(b"etag", b'"%b"' % tag.encode()), (b"accept-ranges", b"bytes"), (b"cache-control", b"no-cache")]
     byte_range = _parse_range(context, digest, size)
     first, stop = byte_range or (0, size)
-    run = service.run_cold if kind == "data" and segment.tier != "hot" else service.run_blocking
-    content = await run(lambda: segment.read_range(file_kind, first, stop))
+    status = 200 if byte_range is None else 206
+    if byte_range is not None:
+        headers.append((b"content-range", b"bytes %d-%d/%d" % (first, stop - 1, size)))
+    if kind == "data" and segment.tier != "hot":
+        return await _send_cold_data(context, status, segment, first, stop, headers)
+    content = await service.run_blocking(lambda: segment.read_range(file_kind, first, stop))
     assert content is not None, "found above"
-    if byte_range is None:
-        return await _send_bytes(context, 200, memoryview(content), headers)
-    headers.append((b"content-range", b"bytes %d-%d/%d" % (first, stop - 1, size)))
-    return await _send_bytes(context, 206, memoryview(content), headers)
+    return await _send_bytes(context, status, memoryview(content), headers)
 
 
 def _find_segment_file(topic: Topic, base: str, generation: int | None, kind: FileKind) -> tuple[SegmentFile, int, int]:
@@ -305,6 +307,38 @@ async def _send_bytes(
                 await sink.drain()
 
     return Stream(status, run, OCTET_STREAM, headers)
+
+
+async def _send_cold_data(
+    context: RequestContext,
+    status: int,
+    segment: SegmentFile,
+    first: int,
+    stop: int,
+    headers: list[tuple[bytes, bytes]],
+) -> Response | Stream:
+    """Send bytes [first, stop) of data that may be in the cold store, fetched piece by piece as the client reads them.
+    An error of the store at the first piece is a response; later it ends the connection."""
+
+    async def fetch(start: int) -> bytes:
+        end = min(start + _COLD_PIECE_BYTES, stop)
+        return await context.service.run_cold(lambda: bytes(segment.read_range("data", start, end) or b""))
+
+    content = await fetch(first)
+    if stop - first <= _PIECE_BYTES:
+        return Response(status, content, OCTET_STREAM, headers)
+    slot = StreamSlot(context.service, context.principal)
+
+    async def run(sink: Sink) -> None:
+        nonlocal content
+        with slot.open():
+            for start in range(first, stop, _COLD_PIECE_BYTES):
+                await sink.wait_ready()
+                sink.write(content if start == first else await fetch(start))
+                content = b""
+                await sink.drain()
+
+    return Stream(status, run, OCTET_STREAM, headers, length=stop - first)
 
 
 # ── numbered batches ──────────────────────────────────────────────────────────────────────────────

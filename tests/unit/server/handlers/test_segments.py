@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tests.unit.server.bulk_fixtures import ReceivedResponse, get, run_scenario_with, run_with_engine
-from tests.unit.server.fakes import FakeSink, RunningStream, ServerHarness
+from tests.unit.server.fakes import FakeSink, RunningStream, ServerHarness, let_idle
 from xxhash import xxh3_64_hexdigest
 
 from tidelog.engine import Topic
-from tidelog.errors import NotFound
+from tidelog.errors import Corrupt, NotFound
 from tidelog.http.interface import Stream
 
 SMALL: dict[str, Any] = {"segment_events_max": 4}
@@ -240,6 +240,61 @@ def test_a_copy_under_way_outlives_the_removal_of_its_file(tmp_path: Path) -> No
         assert "list the segments again" in gone.json["error"]["message"]
 
     run_with_engine(scenario, tmp_path)
+
+
+def test_data_in_the_cold_store_is_fetched_as_its_peer_reads_it(tmp_path: Path) -> None:
+    """A peer that reads nothing held the whole segment in memory."""
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = large(world, 15)
+        topic.seal()
+        world.engine.checkpoint()
+        whole = (await get(world, "/v0/topics/a/segments/1/data")).body
+        assert world.engine.relocate("a", keep_segments=0).segments == 1
+        before = world.engine.tier_status().read_bytes
+        got = await get(world, "/v0/topics/a/segments/1/data", range="bytes=1000-9000000")
+        assert (got.status, got.body) == (206, whole[1000:9000001])
+        assert (await get(world, "/v0/topics/a/segments/1/data", range="bytes=3-9")).body == whole[3:10]
+        before = world.engine.tier_status().read_bytes
+        answer = await world.begin("GET", "/v0/topics/a/segments/1/data").answer()
+        assert isinstance(answer, Stream)
+        assert answer.length == len(whole) > 12 << 20
+        tap = FakeSink()
+        tap.stuck = True
+        async with RunningStream(answer.run(tap)) as running:
+            await let_idle()
+            assert world.engine.tier_status().read_bytes - before <= 5 << 20
+            tap.stuck = False
+            tap.take()
+            await running.ended()
+        assert b"".join(tap.writes) == whole
+        assert max(map(len, tap.writes)) <= 4 << 20
+
+    run_with_engine(scenario, tmp_path / "data", cold=str(tmp_path / "cold"), cold_cache_bytes=0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_cold_store_that_fails_is_an_error_or_ends_the_connection(tmp_path: Path, first: bool) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        large(world, 6).seal()
+        world.engine.checkpoint()
+        world.engine.relocate("a", keep_segments=0)
+        (cold,) = (tmp_path / "cold" / "topics").rglob("seg-*")
+        if first:
+            cold.rename(tmp_path / "away")
+            got = await get(world, "/v0/topics/a/segments/1/data")
+            assert (got.status, "the object is missing" in got.json["error"]["message"]) == (500, True), got.json
+            return
+        answer = await world.begin("GET", "/v0/topics/a/segments/1/data").answer()
+        assert isinstance(answer, Stream)
+        cold.rename(tmp_path / "away")
+        tap = FakeSink()
+        async with RunningStream(answer.run(tap)) as running:
+            with pytest.raises(Corrupt):
+                await running.ended()
+        assert len(b"".join(tap.writes)) == 4 << 20, "less than the announced length: the connection is cut"
+
+    run_with_engine(scenario, tmp_path / "data", cold=str(tmp_path / "cold"), cold_cache_bytes=0)
 
 
 def test_a_segment_that_goes_away_while_it_is_listed_is_listed_no_more() -> None:
