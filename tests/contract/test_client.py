@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from tests.contract.conftest import KEY
 from tests.contract_http.server import Server
 
 import tidelog
-from tidelog import errors, protocols
+from tidelog import aio, errors, protocols
 from tidelog.client import Client, RemoteDatabase
 from tidelog.client.core import Request, ServerUnreachable
 
@@ -226,7 +227,7 @@ def test_a_pause_is_as_long_as_the_server_asks() -> None:
     assert pauses == [7.0]
 
 
-def test_follow_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_followers_and_jobs_go_on_after_a_restart(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     args = ("--data", str(tmp_path / "data"), "--port", str(port), "--port-file", str(tmp_path / "port.txt"))
@@ -235,6 +236,13 @@ def test_follow_goes_on_after_a_restart(tmp_path: Path) -> None:
         topic.append([1, 2])
         follower = topic.follow(timeout=60)
         assert [next(follower), next(follower)] == list(topic.read().records)
+        queue = database.queue("mails", durability="fsync")
+        queue.put(["first", "second"])
+        jobs, is_connected = queue.jobs("w"), Event()
+        awaited_jobs = Thread(target=lambda: asyncio.run(ack_two_jobs(port, is_connected)))
+        assert next(jobs).data == "first"
+        awaited_jobs.start()
+        assert is_connected.wait(60)
         server.stop()
         starting = Thread(target=server.start)
         starting.start()
@@ -243,6 +251,22 @@ def test_follow_goes_on_after_a_restart(tmp_path: Path) -> None:
         starting.join()
         assert isinstance(found, tidelog.Record)
         assert (found.seq, found.data) == (3, 3)
+        job = next(jobs)
+        assert (job.data, job.deliveries) == ("first", 1), "its lease has ended, and its count was in memory"
+        jobs.close()  # type: ignore[attr-defined]
+        awaited_jobs.join(60)
+        assert not awaited_jobs.is_alive()
+        assert queue.counts().ready == 0, "the task has acked both"
+
+
+async def ack_two_jobs(port: int, is_connected: Event) -> None:
+    async with aio.connect(f"http://127.0.0.1:{port}") as database:
+        queue, left = await database.queue("mails"), 2
+        is_connected.set()
+        async for job in queue.jobs("w2"):
+            left -= (await queue.ack("w2", job)).count
+            if not left:
+                return
 
 
 def test_calls_are_generators_without_io() -> None:
@@ -278,5 +302,5 @@ def test_the_connection_of_a_closed_event_stream_is_not_used_again(
     channel = remote.channel(f"!{name()}@localhost", user="ann@localhost")
     channel.join()
     for number in range(3):
-        assert list(remote.queue(name("q")).work("w", timeout=0)) == []
+        assert list(remote.queue(name("q")).jobs("w", timeout=0)) == []
         assert channel.publish(b"x").seq == number + 1

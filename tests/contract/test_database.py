@@ -498,22 +498,22 @@ def test_jobs_have_priorities_and_delays(database: protocols.Database, name: Nam
     assert queue.counts().ready == 0
 
 
-def test_work_yields_jobs_until_none_arrive_and_returns_unsettled_ones(
+def test_jobs_are_yielded_until_none_arrive_and_unsettled_ones_are_returned(
     database: protocols.Database, name: Name
 ) -> None:
     queue = database.queue(name())
     queue.put([1, 2, 3])
     seen = []
-    for job in queue.work("w", timeout=0.3):
+    for job in queue.jobs("w", timeout=0):
         seen.append(job.data)
         queue.ack("w", job)
     assert seen == [1, 2, 3]
     queue.put("left")
-    jobs = queue.work("w", timeout=30)
+    jobs = queue.jobs("w", timeout=30)
     assert next(jobs).data == "left"
     assert queue.counts().in_flight == 1
     del jobs  # its leases end with it
-    job = next(queue.work("w2", timeout=30))
+    job = next(queue.jobs("w2", timeout=30))
     assert (job.data, job.deliveries) == ("left", 2)
 
 
@@ -559,7 +559,6 @@ def test_rejected_jobs_go_to_the_dead_letter_topic_at_once(database: protocols.D
         plain.reject("w", plain.claim("w"))
 
 
-@pytest.mark.parametrize("database", ["embedded", "remote"], indirect=True)  # a worker has threads, and no asyncio form
 def test_a_worker_says_why_a_job_failed(database: protocols.Database, name: Name) -> None:
     dead = database.topic(name("dead"))
     queue = database.queue(name(), dead_letter=name("dead"))

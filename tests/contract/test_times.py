@@ -58,7 +58,7 @@ def test_groups_and_queues_take_times(database: protocols.Database, name: Name) 
     (job,) = queue.claim("w", 3, lease_ms=MINUTE)
     assert queue.extend("w", job, lease_ms=2 * MINUTE).count == 1
     assert queue.nack("w", job, delay_ms=MINUTE).count == 1
-    assert list(queue.work("w", lease_ms=MINUTE, timeout=timedelta(milliseconds=10))) == []
+    assert list(queue.jobs("w", lease_ms=MINUTE, timeout=timedelta(milliseconds=10))) == []
 
 
 def test_channels_take_times(database: protocols.Database, name: Name) -> None:

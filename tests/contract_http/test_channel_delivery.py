@@ -302,6 +302,21 @@ def test_who_has_no_connection_any_more_leaves_what_does_not_persist(tmp_path: P
 # ── the socket ────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_channel_commands_report_what_they_do_not_have(channel_server: Server, channel_name: str) -> None:
+    with ChannelSocket(channel_server, key="ann") as one:
+        for op, reply, fields in (
+            ("channel_join", "channel_joined", {"usr": "x", "config": {"persist": True}}),
+            ("channel_subscribe", "channel_subscribed", {"from": 1}),
+            ("channel_publish", "channel_ack", {"payload": "x", "qso": 1}),
+            ("channel_members", "channel_members", {"size": 1}),
+            ("channel_history", "channel_history", {"newset": 1}),
+            ("channel_leave", "channel_left", {"usr": "x"}),
+        ):
+            (said,) = one.request(op, reply, channel=channel_name, **fields)["warnings"]
+            assert said.startswith("there is no field")
+            assert said.endswith("it was ignored")
+
+
 def test_a_socket_joins_hears_and_says(channel_server: Server, ann: ChannelApi, channel_name: str) -> None:
     with ChannelSocket(channel_server, key="ann") as one, ChannelSocket(channel_server, key="bob") as two:
         joined = one.request("channel_join", "channel_joined", channel=channel_name, config={"persist": True})

@@ -60,8 +60,10 @@ class Awaited:
         if kind.endswith("Group") and name == "exists":
             return self._await(self._target.exists)
         if kind.endswith("Queue") and name == "lease_ms":
-            return self._await(self._target.topic.state).config.lease_ms
-        value = getattr(self._target, {"work": "jobs"}.get(name, name))
+            return self._await(self._target.lease_ms)
+        if kind.endswith("Queue") and name == "worker":
+            return lambda **options: lambda function: Awaited(self._thread, self._target.worker(**options)(function))
+        value = getattr(self._target, name)
         if inspect.ismethod(value) or inspect.isfunction(value):
             return lambda *args, **kwargs: self._call(value, *args, **kwargs)
         return self._wrap(value)
@@ -91,10 +93,12 @@ class Awaited:
         return Awaited(self._thread, found) if _is_async(found) else found
 
     def __enter__(self) -> Awaited:
+        if hasattr(self._target, "start"):
+            self._await(self._target.start)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._await(self._target.close)
+        self._await(self._target.stop if hasattr(self._target, "stop") else self._target.close)
 
     def __iter__(self) -> Iterator[Any]:
         if hasattr(self._target, "__iter__"):

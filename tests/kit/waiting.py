@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +31,19 @@ def eventually(
         assert time.monotonic() < deadline, f"not within {within_s} s: {why()}"
         time.sleep(every_s)
     return found
+
+
+async def until(probe: Callable[[], object], within_s: float = 60.0) -> None:
+    """`eventually` for a task: wait until `probe` returns something true, or a coroutine of that."""
+    async with asyncio.timeout(within_s):
+        while not (await found if asyncio.iscoroutine(found := probe()) else found):
+            await asyncio.sleep(POLL_S)
+
+
+async def turns(count: int = 50) -> None:
+    """Let other tasks run, so many turns of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def run_together(calls: Iterable[Callable[[], T]]) -> list[T]:

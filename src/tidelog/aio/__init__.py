@@ -7,8 +7,8 @@
     embedded    a directory of this process: calls run on a few threads, the event loop waits for no disk
     remote      a server: the calls of `tidelog.client` on asyncio streams
     producer    records of many tasks in batches; typed: topics of one type
-    follow      the loops over a topic; groups: those over a consumer group, and its batches
-    threads     the pool of threads, and what a cancelled call has done
+    follow      the loops over a topic; groups: those over a consumer group; worker: a function for every job
+    threads     the pool of threads, and what a cancelled call has done; waiting: what tasks wait with
 
 Methods, results and errors are those of the blocking objects; single values such as `topic.head_seq` are in `state()`.
 A cancelled call is done or not done. If it had begun to change something it is finished first, and the `CancelledError`
@@ -28,6 +28,7 @@ from tidelog.aio.remote import (
     connect,
 )
 from tidelog.aio.typed import AsyncTypedTopic
+from tidelog.aio.worker import AsyncWorker
 
 __all__ = [
     "AsyncChannel",
@@ -43,6 +44,7 @@ __all__ = [
     "AsyncRemoteTopic",
     "AsyncTopic",
     "AsyncTypedTopic",
+    "AsyncWorker",
     "connect",
     "open",
 ]

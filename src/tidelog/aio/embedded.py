@@ -25,6 +25,8 @@ from tidelog.aio.lifetime import Closable, Opening
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.threads import THREADS, Threads
 from tidelog.aio.typed import AsyncTypedTopic
+from tidelog.aio.waiting import Deadline, Wakeups
+from tidelog.aio.worker import AsyncWorker, async_worker_for
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, ChannelManager, Subscription
 from tidelog.channels.rules import ChannelSettings, User
 from tidelog.client.database import documented_by
@@ -47,11 +49,12 @@ from tidelog.engine import (
 )
 from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import TopicFields
-from tidelog.engine.group_leases import LEASE_MS_DEFAULT, GroupLeases
+from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import GroupList, leases_of
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.queue import operations_of
+from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.read import READER_POLL_S, ExcludedNodes
 from tidelog.engine.tables import Scan
 from tidelog.engine.topic import topic_operations
@@ -195,51 +198,6 @@ class AsyncDatabase(AsyncObject[Database], Closable):
 
     def channel(self, name: str, *, user: User = OPERATOR, token: str | None = None) -> AsyncChannel:
         return AsyncChannel(lambda: self._target.channel(name, user=user, token=token), name, self._threads)
-
-
-class _Wakeups:
-    """Wakes a task when a topic, a queue or the leases of a group call their listeners."""
-
-    def __init__(self, *sources: Topic | Queue | GroupLeases) -> None:
-        self._sources, self._loop, self._event = sources, asyncio.get_running_loop(), asyncio.Event()
-
-    def __enter__(self) -> Self:
-        for source in self._sources:
-            source.add_listener(self._wake)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for source in self._sources:
-            source.remove_listener(self._wake)
-
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    async def wait(self, limit_s: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._event.wait()
-
-
-class _Deadline:
-    """The time that is left of a timeout."""
-
-    def __init__(self, timeout: Seconds | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        timeout_s = seconds("timeout", timeout)
-        self._until = None if timeout_s is None else self._loop.time() + timeout_s
-
-    def left(self, at_most: float | None = None) -> float | None:
-        left = None if self._until is None else max(self._until - self._loop.time(), 0.0)
-        return at_most if left is None else left if at_most is None else min(left, at_most)
-
-    @property
-    def is_over(self) -> bool:
-        return self.left() == 0.0
 
 
 @documented_by(Topic)
@@ -400,8 +358,8 @@ async def wait_for_page(
 ) -> Page:
     """Read a page; while there is nothing, wait for a write without a thread. A database that is opened read-only
     beside a writer has no listeners: it looks again every `READER_POLL_S`, in a thread."""
-    deadline = _Deadline(timeout)
-    with _Wakeups(topic) as wakeups:  # before the first read: a record between read and wait must not be missed
+    deadline = Deadline(timeout)
+    with Wakeups(topic) as wakeups:  # before the first read: a record between read and wait must not be missed
         while True:
             wakeups.clear()
             page = await threads.read(call)
@@ -577,8 +535,8 @@ class AsyncGroup(AsyncObject[Group]):
             seqs = {"first_seq": found.first_seq, "last_seq": found.last_seq}
             return AsyncGroupBatch(self, found.lease_id, consumer, found.records, found.gap, **seqs)
 
-        leases, deadline = await self._threads.read(leases_of, self._target), _Deadline(timeout)
-        with _Wakeups(self._topic, leases) as wakeups:  # before the first claim
+        leases, deadline = await self._threads.read(leases_of, self._target), Deadline(timeout)
+        with Wakeups(self._topic, leases) as wakeups:  # before the first claim
             while True:
                 wakeups.clear()
                 batch = await self._threads.write(claim)
@@ -619,6 +577,13 @@ class AsyncQueue(AsyncObject[Queue]):
     counts = reading(Queue.counts)
     redrive = writing(Queue.redrive)
 
+    def worker(self, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], AsyncWorker]:
+        return async_worker_for(self, self._target, **options)
+
+    async def lease_ms(self) -> int:
+        """Return how long a claim holds a job, unless it says otherwise."""
+        return await self._threads.read(lambda: self._target.lease_ms)
+
     async def jobs(
         self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> AsyncIterator[Job]:
@@ -636,14 +601,17 @@ class AsyncQueue(AsyncObject[Queue]):
             return None if due_ms is None else operations.seconds_until(due_ms)
 
         try:
-            with _Wakeups(self._target) as wakeups:
-                deadline = _Deadline(timeout)
+            with Wakeups(self._target) as wakeups:
+                deadline = Deadline(timeout)
                 while True:
                     wakeups.clear()
-                    jobs = await self._threads.write(claim)
+                    try:
+                        jobs = await self._threads.write(claim)
+                    except asyncio.CancelledError as cancelled:
+                        raise cancelled from None  # what it leased is released below
                     for job in jobs:
                         yield job
-                        deadline = _Deadline(timeout)
+                        deadline = Deadline(timeout)
                     if jobs:
                         continue
                     if deadline.is_over:
@@ -770,7 +738,7 @@ class AsyncSubscription(Closable):
 
     async def wait(self, timeout: Seconds | None = None) -> list[ChannelEvent]:
         """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
-        deadline = _Deadline(timeout)
+        deadline = Deadline(timeout)
         while not (events := self._subscription.take()) and not self.closed and not deadline.is_over:
             await self._wakeups.wait(deadline.left())
         return events or self._subscription.take()

@@ -17,12 +17,13 @@ from tidelog.aio.groups import AsyncGroupBatch, consume_group, follow_group
 from tidelog.aio.lifetime import Closable, Opening
 from tidelog.aio.producer import AsyncProducer
 from tidelog.aio.typed import AsyncTypedTopic
+from tidelog.aio.worker import AsyncWorker, async_worker_for
 from tidelog.api_types import READ_LIMIT, READ_LIMIT_MAX
 from tidelog.channels import OPERATOR, Channel, ChannelEvent, SubscriptionEnded
 from tidelog.channels.rules import ChannelSettings
 from tidelog.client.asyncio_http import AsyncClient
 from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser
-from tidelog.client.core import REQUEST_TIMEOUT_S, Call, ConnectionLost
+from tidelog.client.core import REQUEST_TIMEOUT_S, Call, ConnectionLost, ServerUnreachable
 from tidelog.client.database import (
     RETRY_S,
     RemoteSegment,
@@ -31,7 +32,6 @@ from tidelog.client.database import (
     ensure_queue,
     parse_channel_event,
     parse_limits,
-    queue_is_gone,
 )
 from tidelog.client.database_calls import DatabaseCalls
 from tidelog.client.events import ServerEvent, SseParser
@@ -59,9 +59,10 @@ from tidelog.engine.group_leases import LEASE_MS_DEFAULT
 from tidelog.engine.groups import GroupList
 from tidelog.engine.producer_queue import LINGER_MS, MAX_BYTES, OnError, ProducerBatch
 from tidelog.engine.queues.history import History
+from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.read import ExcludedNodes
-from tidelog.errors import BadInput, Error, Unavailable
-from tidelog.times import Duration, Seconds, duration_ms, seconds
+from tidelog.errors import BadInput, Error
+from tidelog.times import Duration, Seconds, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -497,19 +498,31 @@ class AsyncRemoteQueue(AsyncRemoteObject[QueueCalls]):
     counts = awaiting(QueueCalls.counts)
     redrive = awaiting(QueueCalls.redrive)
 
+    def worker(self, **options: Unpack[WorkerOptions]) -> Callable[[JobFunction], AsyncWorker]:
+        return async_worker_for(self, **options)
+
+    async def lease_ms(self) -> int:
+        """Return how long a claim holds a job, unless it says otherwise."""
+        return (await self.topic.state()).config.lease_ms
+
     async def jobs(
         self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> AsyncIterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once."""
-        query = {"node": node, "max": most, "lease_ms": None if lease_ms is None else duration_ms("lease_ms", lease_ms)}
-        async with AsyncEvents(self._client, self._calls.work_path(), query) as events:
-            while (event := await events.next(timeout)) is not None:
-                if event.kind == "job":
-                    yield self._calls.parse_job(event.data)
-                elif event.kind == "error":
-                    message = str(event.data.get("error"))
-                    raise queue_is_gone(self.name, message) if event.data.get("code") == 409 else Unavailable(message)
+        query, path = self._calls.work_query(node, most, lease_ms), self._calls.work_path()
+        cursor = self._calls.follow_jobs(timeout, self._client.core.errors.lost)
+        while True:
+            try:
+                async with AsyncEvents(self._client, path, query) as events:
+                    while (event := await events.next(cursor.wait_s)) is not None:
+                        job = cursor.accept(event)
+                        if job is not None:
+                            yield job
+                    return
+            except ServerUnreachable as error:
+                cursor.on_lost(error)
+            await self.counts()  # a request that is repeated until the server is back
 
     def history(self) -> AsyncRemoteHistory:
         return AsyncRemoteHistory(self._client, self._calls)

@@ -39,7 +39,7 @@ from tidelog.channels import (
 )
 from tidelog.channels.rules import ChannelSettings
 from tidelog.client.channel_calls import KEY_USER, ChannelCalls, ChannelUser, KeyUser, parse_message
-from tidelog.client.core import REQUEST_TIMEOUT_S, Call
+from tidelog.client.core import REQUEST_TIMEOUT_S, Call, ServerUnreachable
 from tidelog.client.database_calls import DatabaseCalls
 from tidelog.client.events import EventStream, ServerEvent
 from tidelog.client.group_calls import GroupCalls, list_groups
@@ -74,8 +74,8 @@ from tidelog.engine.queues.worker import Worker, worker_for
 from tidelog.engine.queues.worker_options import JobFunction, WorkerOptions
 from tidelog.engine.read import ExcludedNodes, parse_nodes
 from tidelog.engine.typed import TypedTopic
-from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
-from tidelog.times import Duration, Seconds, Time, duration_ms, seconds
+from tidelog.errors import BadInput, Error, TopicNotFound, Unavailable
+from tidelog.times import Duration, Seconds, Time, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -735,29 +735,25 @@ class RemoteQueue(RemoteObject[QueueCalls]):
     counts = blocking(QueueCalls.counts)
     redrive = blocking(QueueCalls.redrive)
 
-    def work(
+    def jobs(
         self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> Iterator[Job]:
-        query = {"node": node, "max": most, "lease_ms": None if lease_ms is None else duration_ms("lease_ms", lease_ms)}
+        query, path = self._calls.work_query(node, most, lease_ms), self._calls.work_path()
+        cursor = self._calls.follow_jobs(timeout, self._client.core.errors.lost)
         while True:
-            with EventStream(self._client, self._calls.work_path(), query) as events:
-                while (event := events.next(timeout)) is not None:
-                    if event.kind == "job":
-                        yield self._calls.parse_job(event.data)
-                    elif event.kind == "error":
-                        if event.data.get("code") == 409:
-                            raise queue_is_gone(self.name, str(event.data.get("error")))
-                        raise Unavailable(str(event.data.get("error")))
-                return
+            try:
+                with EventStream(self._client, path, query) as events:
+                    while (event := events.next(cursor.wait_s)) is not None:
+                        job = cursor.accept(event)
+                        if job is not None:
+                            yield job
+                    return
+            except ServerUnreachable as error:
+                cursor.on_lost(error)
+            self.counts()  # a request that is repeated until the server is back
 
     def history(self) -> RemoteHistory:
         return RemoteHistory(self._client, self._calls)
-
-
-def queue_is_gone(name: str, message: str) -> Error:
-    error: Error = NotAQueue(name) if "is a log" in message else TopicNotFound(name)
-    error.args = (message,)
-    return error
 
 
 @documented_by(History)

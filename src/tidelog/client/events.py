@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from tidelog.api_types import JOBS_FULL, JOBS_IDLE
 from tidelog.client.core import ServerUnreachable
 from tidelog.client.http import Client
 from tidelog.engine.batch_encoder import from_json
@@ -28,7 +29,7 @@ _CLOSE_CHECK_S: Final = 0.2  # how long a full queue delays `close`
 
 
 class ServerEvent(NamedTuple):
-    """One event; comments and retry hints of the stream are left out."""
+    """One event; comments and retry hints of the stream are left out, except those of an idle job stream."""
 
     kind: str
     data: dict[str, Any]
@@ -47,6 +48,8 @@ class SseParser:
 
 
 def _parse_frame(frame: bytes) -> ServerEvent | None:
+    if frame in (b": " + JOBS_IDLE, b": " + JOBS_FULL):
+        return ServerEvent(frame[2:].decode(), {})
     kind, data = "message", list[bytes]()
     for line in frame.split(b"\n"):
         name, _, value = line.partition(b":")

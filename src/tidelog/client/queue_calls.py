@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from tidelog.api_types import CLAIM_JOBS_MAX, SETTLE_SEQS_MAX
-from tidelog.client.core import Call, Request
+from tidelog.client.core import REQUEST_TIMEOUT_S, Call, Request, ServerUnreachable
+from tidelog.client.events import ServerEvent
 from tidelog.client.topic_calls import TopicCalls
 from tidelog.client.wire import OpenRecord, encode_json, encode_records, parse_data
 from tidelog.engine import Appended, RedriveResult
@@ -19,11 +20,13 @@ from tidelog.engine.queues.dead_letter import describe_failure
 from tidelog.engine.queues.history import TABLE_SCHEMA, rows_to_table
 from tidelog.engine.queues.jobs import PRIORITY_MAX, TIME_MS_MAX, lease_token, parse_lease_token
 from tidelog.engine.queues.queue import JobsOrSeqs, parse_schedule, split_jobs
-from tidelog.errors import BadInput, NotAQueue
+from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound, Unavailable
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.times import Duration, Time, duration_ms
+from tidelog.times import Duration, Seconds, Time, duration_ms, seconds
 
 _HISTORY_PAGE_STEPS: Final = 10_000
+_SILENT_STREAMS_MAX: Final = 3  # in a row
+_FULL_WAIT_S: Final = 1.0  # for the job that follows an ack
 Ids = Sequence[int | None] | None
 
 
@@ -40,6 +43,14 @@ class QueueCalls:
     def work_path(self) -> str:
         """The path of the stream of jobs."""
         return f"{self.topic.path()}/work"
+
+    def follow_jobs(self, timeout: Seconds | None, lost: Callable[[str], ServerUnreachable]) -> JobCursor:
+        return JobCursor(self, seconds("timeout", timeout), lost)
+
+    def work_query(self, node: str, most: int, lease_ms: Duration | None) -> dict[str, object]:
+        """The query of the stream of jobs."""
+        lease_ms = None if lease_ms is None else duration_ms("lease_ms", lease_ms)
+        return {"node": node, "max": most, "lease_ms": lease_ms, "notify_idle": True}
 
     def put(
         self,
@@ -184,3 +195,48 @@ def _parts_of(seqs: Sequence[int], lease_ids: Ids) -> list[dict[str, Any]]:
         }
         for start in starts
     ]
+
+
+class JobCursor:
+    """What a stream of jobs says, how long to wait for it, and whether to open another one when it was lost. No I/O.
+
+    A timeout counts from the moment at which the server says that it has no job: jobs that are there arrive first.
+    """
+
+    def __init__(self, calls: QueueCalls, timeout_s: float | None, lost: Callable[[str], ServerUnreachable]) -> None:
+        self._calls, self._timeout_s, self._lost = calls, timeout_s, lost
+        self._least_s = REQUEST_TIMEOUT_S  # the least time to wait for the next event
+        self._silent_streams = 0  # that were lost before their first event
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for the next event; the loop ends where none arrives."""
+        return None if self._timeout_s is None else max(self._timeout_s, self._least_s)
+
+    def accept(self, event: ServerEvent) -> Job | None:
+        """Return the job of an event. Raises ServerUnreachable where the stream ends, and the error of the queue."""
+        self._silent_streams = 0
+        self._least_s = {"idle": 0.0, "full": _FULL_WAIT_S}.get(event.kind, REQUEST_TIMEOUT_S)
+        if event.kind == "job":
+            return self._calls.parse_job(event.data)
+        if event.kind == "error":
+            code, message = event.data.get("code"), str(event.data.get("error"))
+            if code == 409:
+                raise _queue_is_gone(self._calls.name, message)
+            if code == "server_shutting_down":
+                raise self._lost(message)
+            if code != 429:  # that is the warning of a slow reader
+                raise Unavailable(message)
+        return None
+
+    def on_lost(self, error: ServerUnreachable) -> None:
+        """A stream was lost: its leases have ended. Raises where no stream stays."""
+        self._silent_streams, self._least_s = self._silent_streams + 1, REQUEST_TIMEOUT_S
+        if self._silent_streams > _SILENT_STREAMS_MAX:
+            raise error
+
+
+def _queue_is_gone(name: str, message: str) -> Error:
+    error: Error = NotAQueue(name) if "is a log" in message else TopicNotFound(name)
+    error.args = (message,)
+    return error

@@ -212,21 +212,21 @@ class Queue:
         with suppress(Error):
             self.nack(request.node, leased.seqs, leased.lease_ids)
 
-    def work(
+    def jobs(
         self, node: str, most: int = 1, lease_ms: Duration | None = None, timeout: Seconds | None = None
     ) -> Iterator[Job]:
         """Yield jobs without end, or until none arrived for `timeout` seconds; at most `most` of them unsettled at a
         time. Jobs that are unsettled when the iterator is closed are claimable again at once.
 
-        >>> for job in mails.work("worker", timeout=0):
+        >>> for job in mails.jobs("worker", timeout=0):
         ...     print(job.data, mails.ack("worker", job).count)
         hello 1
         again 1
         """
         request = self._operations.make_request(node, most, lease_ms, object())
-        return self._work(request, seconds("timeout", timeout))
+        return self._jobs(request, seconds("timeout", timeout))
 
-    def _work(self, request: ClaimRequest, timeout: float | None) -> Iterator[Job]:
+    def _jobs(self, request: ClaimRequest, timeout: float | None) -> Iterator[Job]:
         woken = Event()
         clock = self._topic_state.context.clock
         self.add_listener(woken.set)  # before the first claim: a job between claim and wait must not be missed

@@ -15,32 +15,28 @@ function that returns another awaitable or a generator fails the job, because no
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from threading import Condition, Event, Lock, Thread
-from typing import Any, Final, NamedTuple, Protocol, Self, Unpack, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, Unpack, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
 from tidelog.engine.queues.jobs import Job
 from tidelog.engine.queues.schedule import Schedule
 from tidelog.engine.queues.worker_options import (
+    POLL_MS_DEFAULT,
     Backoff,
     JobFunction,
     Middleware,
-    RejectJob,
-    RetryJob,
     WorkerOptions,
-    backoff,
+    WorkerRules,
+    WorkerStats,
+    check_result,
+    log,
 )
-from tidelog.errors import BadInput, Error, Refused
-
-_POLL_MS_DEFAULT: Final = 250
-_log = logging.getLogger("tidelog.worker")
+from tidelog.errors import Error, Refused
 
 
 class HasCount(Protocol):
@@ -69,12 +65,6 @@ class JobNotifier(Protocol):
 
     def add_listener(self, wake: Callable[[], None]) -> None: ...
     def remove_listener(self, wake: Callable[[], None]) -> None: ...
-
-
-class WorkerStats(NamedTuple):
-    done: int  # acked
-    failed: int  # the function raised, or took longer than its time limit
-    lost: int  # finished after the lease ended: another worker may have claimed it
 
 
 class _Running(NamedTuple):
@@ -112,29 +102,26 @@ class Worker:
         schedule: Schedule | None = None,
         schedule_data: object = None,
         on_error: Callable[[Job, BaseException], object] | None = None,
-        poll_ms: int = _POLL_MS_DEFAULT,
+        poll_ms: int = POLL_MS_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
-        for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
-            if value is not None and value < 1:
-                raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and not seconds > 0:
-            raise BadInput(f"timeout is {timeout}, it must be above 0; nothing was started")
-        for each in (function, *middleware):
-            _check_function(each, is_async=_is_async(function))
-        self.__name__ = getattr(function, "__name__", "jobs")
-        self.__doc__ = getattr(function, "__doc__", None) or type(self).__doc__
-        self._source, self._plain_function = source, function
-        self._function: JobFunction = function
-        for wrap in reversed(middleware):
-            self._function = partial(_call_middleware, wrap, self._function)
-        self._is_async = _is_async(function)
-        self._node = node if node is not None else f"{self.__name__[:64]}-{process.process_id()}"
-        self._concurrency, self._lease_ms, self._poll_ms = concurrency, lease_ms, poll_ms
-        self._retries, self._timeout_s, self._on_error = retries or backoff(), seconds, on_error
-        self._schedule, self._schedule_data = schedule, schedule_data
         self._clock = clock or SystemClock()
+        self._rules = WorkerRules(
+            function,
+            node=node,
+            concurrency=concurrency,
+            lease_ms=lease_ms,
+            retries=retries,
+            timeout=timeout,
+            middleware=middleware,
+            schedule=schedule,
+            schedule_data=schedule_data,
+            on_error=on_error,
+            poll_ms=poll_ms,
+        )
+        self.__name__ = self._rules.name
+        self.__doc__ = self._rules.doc or type(self).__doc__
+        self._source, self._node = source, self._rules.node
         self._lock = Lock()
         self._settled = Condition(self._lock)
         self._running: dict[int, _Running] = {}  # by lease id; a job that ran out of time is no longer here
@@ -151,7 +138,7 @@ class Worker:
         return f"<worker {self._node!r} of {self._source!r:.200}>"
 
     def __call__(self, job: Job) -> Any:
-        return self._plain_function(job)
+        return self._rules.plain_function(job)
 
     def on_fork(self, pid: int) -> None:
         """Disable this worker in a forked child: the parent keeps its threads and jobs."""
@@ -184,7 +171,7 @@ class Worker:
         self.start()
         try:
             while self._thread is not None and self._thread.is_alive():
-                self._thread.join(_POLL_MS_DEFAULT / 1000)
+                self._thread.join(POLL_MS_DEFAULT / 1000)
         finally:
             self.stop()
 
@@ -209,28 +196,28 @@ class Worker:
         notifier = self._source if isinstance(self._source, JobNotifier) else None
         if notifier is not None:
             notifier.add_listener(self._woken.set)
-        loop_thread = self._start_loop() if self._is_async else None
-        lease_ms = self._lease_ms
+        loop_thread = self._start_loop() if self._rules.is_async else None
+        lease_ms = self._rules.lease_ms
         next_extend_ms: int | None = None
-        due_ms = None if self._schedule is None else self._schedule.next_after(self._now_ms())
+        self._rules.start_schedule(self._now_ms())
         try:
-            with ThreadPoolExecutor(self._concurrency, f"tidelog worker {self._node}") as pool:
+            with ThreadPoolExecutor(self._rules.concurrency, f"tidelog worker {self._node}") as pool:
                 while not self._stopping or self._running:
                     self._woken.clear()
                     if lease_ms is None:
                         lease_ms = self._call_source(lambda: self._source.lease_ms)
                     if lease_ms is not None and next_extend_ms is None:
-                        next_extend_ms = self._clock.monotonic_ms() + max(lease_ms // 3, 1)
+                        next_extend_ms = self._clock.monotonic_ms() + self._rules.extension_pause_ms(lease_ms)
                     if not self._stopping and lease_ms is not None:
-                        due_ms = self._put_scheduled(due_ms)
+                        self._put_scheduled()
                         self._claim(pool, lease_ms)
                     now_ms = self._clock.monotonic_ms()
                     self._fail_overdue(now_ms)
                     if lease_ms is not None and next_extend_ms is not None and now_ms >= next_extend_ms:
                         self._extend(lease_ms)
-                        next_extend_ms = now_ms + max(lease_ms // 3, 1)
+                        next_extend_ms = now_ms + self._rules.extension_pause_ms(lease_ms)
                     if not self._stopping or self._running:
-                        self._woken.wait(self._pause_ms(now_ms, next_extend_ms, due_ms) / 1000)
+                        self._woken.wait(self._pause_ms(now_ms, next_extend_ms) / 1000)
         finally:
             if notifier is not None:
                 notifier.remove_listener(self._woken.set)
@@ -241,15 +228,16 @@ class Worker:
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
 
-    def _pause_ms(self, now_ms: int, next_extend_ms: int | None, due_ms: int | None) -> int:
+    def _pause_ms(self, now_ms: int, next_extend_ms: int | None) -> int:
         """How long to wait for a listener's call before the next round."""
-        pauses = [self._poll_ms] if next_extend_ms is None else [self._poll_ms, next_extend_ms - now_ms]
-        if due_ms is not None:
-            pauses.append(due_ms - self._now_ms())
-        if self._timeout_s is not None:
+        rules = self._rules
+        pauses = [rules.poll_ms] if next_extend_ms is None else [rules.poll_ms, next_extend_ms - now_ms]
+        if rules.due_ms is not None:
+            pauses.append(rules.due_ms - self._now_ms())
+        if rules.timeout_s is not None:
             with self._lock:
                 started = [running.started_ms for running in self._running.values()]
-            pauses += [started_ms + int(self._timeout_s * 1000) - now_ms for started_ms in started]
+            pauses += [started_ms + int(rules.timeout_s * 1000) - now_ms for started_ms in started]
         return max(min(pauses), 1)
 
     def _start_loop(self) -> Thread:
@@ -268,18 +256,14 @@ class Worker:
         thread.start()
         return thread
 
-    def _put_scheduled(self, due_ms: int | None) -> int | None:
-        """Put the scheduled job if it is due; return when the next one is due."""
-        if self._schedule is None or due_ms is None or self._now_ms() < due_ms:
-            return due_ms
-        # All workers of the queue put the same key: the first one wins.
-        key = f"schedule-{self.__name__[:128]}-{due_ms}"
-        meta = {"scheduled_ms": due_ms}
-        self._call_source(lambda: self._source.put([self._schedule_data], meta=meta, key=key))
-        return self._schedule.next_after(self._now_ms())
+    def _put_scheduled(self) -> None:
+        """Put the scheduled job if it is due."""
+        due = self._rules.scheduled_job(self._now_ms())
+        if due is not None:
+            self._call_source(lambda: self._source.put([due.data], meta=due.meta, key=due.key))
 
     def _claim(self, pool: ThreadPoolExecutor, lease_ms: int) -> None:
-        free = self._concurrency - self._busy
+        free = self._rules.concurrency - self._busy
         if free < 1:
             return
         jobs = self._call_source(lambda: self._source.claim(self._node, free, lease_ms)) or ()
@@ -297,18 +281,17 @@ class Worker:
 
     def _fail_overdue(self, now_ms: int) -> None:
         """Fail jobs of plain functions that take longer than their time limit."""
-        if self._timeout_s is None or self._is_async:
+        limit_s = self._rules.timeout_s
+        if limit_s is None or self._rules.is_async:
             return
         with self._lock:
             overdue = [
-                running.job
-                for running in self._running.values()
-                if now_ms - running.started_ms >= self._timeout_s * 1000
+                running.job for running in self._running.values() if now_ms - running.started_ms >= limit_s * 1000
             ]
             for job in overdue:
                 del self._running[job.lease_id]
         for job in overdue:
-            self._fail(job, TimeoutError(f"the job took longer than {self._timeout_s:g} s; its thread is still busy"))
+            self._fail(job, self._rules.overdue_error())
 
     # ── the threads that run jobs ─────────────────────────────────────────────────────────────
 
@@ -321,7 +304,7 @@ class Worker:
                 return
             failure: BaseException | None = None
             try:
-                self._run_to_completion(self._function(job))
+                self._run_to_completion(self._rules.function(job))
             except BaseException as error:  # a cancelled coroutine, too, fails the job and not the worker
                 failure = error
             with self._lock:
@@ -348,46 +331,36 @@ class Worker:
             if self._loop is None:  # a plain function that returned a coroutine
                 asyncio.run(result)
                 return
-            failure = asyncio.run_coroutine_threadsafe(_outcome(result, self._timeout_s), self._loop).result()
+            failure = asyncio.run_coroutine_threadsafe(_outcome(result, self._rules.timeout_s), self._loop).result()
             if failure is not None:
                 raise failure
-        elif isinstance(result, Generator | AsyncGenerator | Awaitable):
-            raise BadInput(
-                f"the function returned {result!r:.200}, which has not run; the job was nacked, pass a function or a "
-                "coroutine function"
-            )
+        else:
+            check_result(result)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        """Settle a job whose function raised, and log it with its traceback."""
-        where = f"{self._node}: job {job.seq} (delivery {job.deliveries})"
-        if isinstance(error, RetryJob):
-            _log.info("%s asks to be delivered again in %d ms", where, error.delay_ms)
-            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=error.delay_ms))
-        elif isinstance(error, RejectJob) or self._retries.is_last(job.deliveries):
-            _log.error("%s failed and is rejected: %s", where, error, exc_info=error)
-            self._reject(job, error)
-        else:
-            delay_ms = self._retries.delay_ms(job.deliveries)
-            _log.error("%s failed, again in %d ms: %s", where, delay_ms, error, exc_info=error)
-            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms, error=error))
+        """Settle a job whose function raised."""
+        settlement = self._rules.settle_failure(job, error)
+        if not (settlement.is_rejected and self._reject(job, error)):
+            delay_ms = settlement.delay_ms
+            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms, error=settlement.error))
         with self._lock:
             self._failed += 1
             self._settled.notify_all()
-        if self._on_error is not None:
+        if self._rules.on_error is not None:
             try:
-                self._on_error(job, error)
+                self._rules.on_error(job, error)
             except Exception:
-                _log.exception("on_error of the worker %s raised; the job %d was settled before", self._node, job.seq)
+                log.exception("on_error of the worker %s raised; the job %d was settled before", self._node, job.seq)
 
-    def _reject(self, job: Job, error: BaseException) -> None:
-        """Move a job to the dead-letter topic; nack it with the longest delay where that is not possible."""
+    def _reject(self, job: Job, error: BaseException) -> bool:
+        """Move a job to the dead-letter topic; return whether that was possible."""
         try:
             self._source.reject(self._node, [job], error=error)
         except Error as refusal:
             self.last_error = refusal
-            _log.error("%s: job %d stays in the queue: %s", self._node, job.seq, refusal)
-            delay_ms = self._retries.max_ms
-            self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms, error=error))
+            log.error("%s: job %d stays in the queue: %s", self._node, job.seq, refusal)
+            return False
+        return True
 
     def _call_source(self, call: Callable[[], Any]) -> Any:
         """Call the source; return None if it fails: the leases expire and the jobs are claimable again."""
@@ -395,10 +368,10 @@ class Worker:
             return call()
         except Error as error:
             if str(error) != str(self.last_error):
-                _log.warning("the worker %s cannot claim or settle jobs: %s", self._node, error)
+                log.warning("the worker %s cannot claim or settle jobs: %s", self._node, error)
             self.last_error = error
         except Exception as error:
-            _log.exception("the worker %s cannot claim or settle jobs", self._node)
+            log.exception("the worker %s cannot claim or settle jobs", self._node)
             self.last_error = Refused(
                 f"the source of jobs raised {error!r:.200}; jobs that were not settled are claimable again when their "
                 "leases end"
@@ -424,26 +397,3 @@ def worker_for(source: JobSource, **options: Unpack[WorkerOptions]) -> Callable[
         return Worker(source, function, **known)
 
     return decorate
-
-
-def _is_async(function: object) -> bool:
-    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _check_function(function: object, *, is_async: bool) -> None:
-    if isgeneratorfunction(function) or isasyncgenfunction(function):
-        raise BadInput(
-            f"{function!r:.200} is a generator function: calling it runs none of its code; nothing was started, "
-            "pass a function or a coroutine function"
-        )
-    if not callable(function):
-        raise BadInput(f"{function!r:.200} is no function; nothing was started")
-    if _is_async(function) != is_async:
-        raise BadInput(
-            f"{function!r:.200}: a coroutine function needs middleware that are coroutine functions, and a plain "
-            "function plain ones; nothing was started"
-        )
-
-
-def _call_middleware(middleware: Middleware, call_next: JobFunction, job: Job) -> Any:
-    return middleware(job, call_next)

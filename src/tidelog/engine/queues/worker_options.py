@@ -1,17 +1,23 @@
-"""How a worker treats failures, and what its functions may raise to say so."""
+"""What workers of threads and of asyncio have in common: options, the treatment of failures, and schedules. No I/O."""
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from datetime import timedelta
+from functools import partial
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final, NamedTuple, TypeAlias, TypedDict
 
+from tidelog.disk import process
 from tidelog.engine.queues.jobs import Job
 from tidelog.engine.queues.schedule import Schedule
 from tidelog.errors import BadInput
 
+POLL_MS_DEFAULT: Final = 250
 _EXPONENT_MAX: Final = 64
+log: Final = logging.getLogger("tidelog.worker")
 
 JobFunction: TypeAlias = Callable[[Job], Any]
 """A function or a coroutine function that processes one job."""
@@ -98,3 +104,131 @@ class WorkerOptions(TypedDict, total=False):
     schedule_data: object
     on_error: Callable[[Job, BaseException], object]
     poll_ms: int
+
+
+class WorkerStats(NamedTuple):
+    done: int  # acked
+    failed: int  # the function raised, or took longer than its time limit
+    lost: int  # finished after the lease ended: another worker may have claimed it
+
+
+class ScheduledJob(NamedTuple):
+    """The arguments of `put` for a job that is due. All workers of a queue put the same key: the first one wins."""
+
+    data: object
+    meta: dict[str, Any]
+    key: str
+
+
+class Settlement(NamedTuple):
+    """What happens to a job whose function raised."""
+
+    is_rejected: bool
+    delay_ms: int
+    error: BaseException | None  # what a dead letter says; None: the function asked for another delivery
+
+
+class WorkerRules:
+    """The function of a worker in its middleware, its options, what follows from a failure, and when the scheduled job
+    is due. `Worker` documents the options."""
+
+    def __init__(
+        self,
+        function: JobFunction,
+        *,
+        node: str | None = None,
+        concurrency: int = 1,
+        lease_ms: int | None = None,
+        retries: Backoff | None = None,
+        timeout: float | timedelta | None = None,
+        middleware: Sequence[Middleware] = (),
+        schedule: Schedule | None = None,
+        schedule_data: object = None,
+        on_error: Callable[[Job, BaseException], object] | None = None,
+        poll_ms: int = POLL_MS_DEFAULT,
+    ) -> None:
+        for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
+            if value is not None and value < 1:
+                raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and not seconds > 0:
+            raise BadInput(f"timeout is {timeout}, it must be above 0; nothing was started")
+        self.is_async = _is_async(function)
+        for each in (function, *middleware):
+            _check_function(each, is_async=self.is_async)
+        self.name: str = getattr(function, "__name__", "jobs")
+        self.doc: str | None = getattr(function, "__doc__", None)
+        self.plain_function = self.function = function
+        for wrap in reversed(middleware):
+            self.function = partial(_call_middleware, wrap, self.function)
+        self.node = node if node is not None else f"{self.name[:64]}-{process.process_id()}"
+        self.concurrency, self.lease_ms, self.poll_ms = concurrency, lease_ms, poll_ms
+        self.retries, self.timeout_s, self.on_error = retries or backoff(), seconds, on_error
+        self._schedule, self._schedule_data = schedule, schedule_data
+        self.due_ms: int | None = None  # when a scheduled job is next due, after the start
+
+    def start_schedule(self, now_ms: int) -> None:
+        """Skip the times at which no worker ran."""
+        if self._schedule is not None:
+            self.due_ms = self._schedule.next_after(now_ms)
+
+    def scheduled_job(self, now_ms: int) -> ScheduledJob | None:
+        """Return the job of the schedule if it is due, and note when the next one is."""
+        due_ms = self.due_ms
+        if self._schedule is None or due_ms is None or now_ms < due_ms:
+            return None
+        self.due_ms = self._schedule.next_after(now_ms)
+        return ScheduledJob(self._schedule_data, {"scheduled_ms": due_ms}, f"schedule-{self.name[:128]}-{due_ms}")
+
+    def extension_pause_ms(self, lease_ms: int) -> int:
+        """How long running jobs keep their leases before they are extended."""
+        return max(lease_ms // 3, 1)
+
+    def settle_failure(self, job: Job, error: BaseException) -> Settlement:
+        """Decide what happens to a job whose function raised, and log it with its traceback."""
+        where = f"{self.node}: job {job.seq} (delivery {job.deliveries})"
+        if isinstance(error, RetryJob):
+            log.info("%s asks to be delivered again in %d ms", where, error.delay_ms)
+            return Settlement(is_rejected=False, delay_ms=error.delay_ms, error=None)
+        if isinstance(error, RejectJob) or self.retries.is_last(job.deliveries):
+            log.error("%s failed and is rejected: %s", where, error, exc_info=error)
+            return Settlement(is_rejected=True, delay_ms=self.retries.max_ms, error=error)
+        delay_ms = self.retries.delay_ms(job.deliveries)
+        log.error("%s failed, again in %d ms: %s", where, delay_ms, error, exc_info=error)
+        return Settlement(is_rejected=False, delay_ms=delay_ms, error=error)
+
+    def overdue_error(self) -> TimeoutError:
+        """The failure of a plain function that takes longer than its time limit."""
+        return TimeoutError(f"the job took longer than {self.timeout_s:g} s; its thread is still busy")
+
+
+def check_result(result: object) -> None:
+    """Raise BadInput for a result that is code which has not run."""
+    if isinstance(result, Generator | AsyncGenerator | Awaitable):
+        raise BadInput(
+            f"the function returned {result!r:.200}, which has not run; the job was nacked, pass a function or a "
+            "coroutine function"
+        )
+
+
+def _is_async(function: object) -> bool:
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _check_function(function: object, *, is_async: bool) -> None:
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
+        raise BadInput(
+            f"{function!r:.200} is a generator function: calling it runs none of its code; nothing was started, "
+            "pass a function or a coroutine function"
+        )
+    if not callable(function):
+        raise BadInput(f"{function!r:.200} is no function; nothing was started")
+    if _is_async(function) != is_async:
+        raise BadInput(
+            f"{function!r:.200}: a coroutine function needs middleware that are coroutine functions, and a plain "
+            "function plain ones; nothing was started"
+        )
+
+
+def _call_middleware(middleware: Middleware, call_next: JobFunction, job: Job) -> Any:
+    return middleware(job, call_next)

@@ -7,7 +7,7 @@ Each batch is atomic, the stream is not: an error has the number of records that
 on the content of the stream and never on its pieces, so a retry with the same Idempotency-Key is split the same: batch
 n has the key `<key>:<n>`, and batches that were written before are not written again.
 
-    {"data":{"sku":"A"},"tag":"order-7"}⏎      a record, as in a JSON write
+    {"data":{"sku":"A"},"tag":"order-7"}⏎      a record, as in a JSON write; an unknown field is refused
     {"$seq":7,"$ts":…,"$tag":"t","data":1}⏎     a record of a read: `$tag` and `$node` are used
     {"$end":{…}}⏎                               the last line of a read, with no other field: skipped
     {"sku":"A"}⏎                                with `raw`: the line is the data
@@ -44,7 +44,7 @@ from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import write as writing
 from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
 from tidelog.server.openapi import Parameter, binary_schema, flag_param, operation, text_schema
-from tidelog.server.request import ARROW, NDJSON, RequestContext
+from tidelog.server.request import ARROW, NDJSON, RequestContext, nearest_name
 from tidelog.types import Ints
 
 STREAM_BATCH_BYTES_MAX: Final = 4 << 20
@@ -66,11 +66,14 @@ _object_decoder = api_types.json_decoder(dict[str, msgspec.Raw])
 class NdjsonRecord(RecordToWrite):
     """A record to write, or a record of a read."""
 
+    seq: object = msgspec.field(default=None, name="$seq")  # a write assigns seq and time
+    ts: object = msgspec.field(default=None, name="$ts")
+    end: object = msgspec.field(default=None, name="$end")  # with other fields it is a record
     own_tag: str | None = msgspec.field(default=None, name="$tag")
     own_node: str | None = msgspec.field(default=None, name="$node")
 
 
-_line_decoder = api_types.json_decoder(NdjsonRecord)
+_line_decoder = api_types.body_decoder(NdjsonRecord)
 
 
 class NdjsonBatchReader:
@@ -196,6 +199,9 @@ class NdjsonBatchReader:
                 api_types.decode_body(_raw_decoder, line)
             else:
                 api_types.decode_body(_line_decoder, line)
+        except api_types.UnknownField as unknown:
+            near = nearest_name(unknown.name, _line_decoder.field_names)
+            raise BadInput(f"line {self._line_number}: {unknown}, the nearest is {near}; nothing was written") from None
         except BadBody as error:
             raise BadInput(f"line {self._line_number}: {error}; nothing was written") from None
 

@@ -205,6 +205,11 @@ _FIRST_ROUND_JOBS: Final = 32  # before the size of a job is known
             "max", "Jobs leased and not settled at one time.", 1, minimum=1, maximum=api_types.CLAIM_JOBS_MAX
         ),
         Parameter("lease_ms", LEASE_MS, "Default: the queue's lease_ms."),
+        flag_param(
+            "notify_idle",
+            False,
+            "Send the comment `: idle` when there is no job for this worker, `: full` when it holds `max`.",
+        ),
     ),
     errors=("invalid_request", *QUEUE_ERRORS, "not_acceptable"),
     response_content={EVENT_STREAM.decode(): text_schema("job, error. The id of a job is its seq.")},
@@ -221,7 +226,14 @@ def stream_jobs(context: RequestContext) -> AnyResponse:
     queue = requested_queue(context)
     jobs_max = min(max(query.number("max", 1), 1), api_types.CLAIM_JOBS_MAX)
     lease_ms = query.number("lease_ms", -1)
-    worker = JobStream(service, queue, node, jobs_max, None if lease_ms < 0 else clamp_lease_ms(lease_ms))
+    worker = JobStream(
+        service,
+        queue,
+        node,
+        jobs_max,
+        None if lease_ms < 0 else clamp_lease_ms(lease_ms),
+        notify_idle=query.flag("notify_idle", False),
+    )
     if request.method == "HEAD":
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
     return Stream(200, partial(worker.run, StreamSlot(service, context.principal)), EVENT_STREAM, STREAM_HEADERS)
@@ -230,8 +242,10 @@ def stream_jobs(context: RequestContext) -> AnyResponse:
 class JobStream:
     """One connection of a worker. It is the owner of its leases, so that they end with it."""
 
-    def __init__(self, service: Service, queue: Queue, node: str, jobs_max: int, lease_ms: int | None) -> None:
-        self._service, self._queue = service, queue
+    def __init__(
+        self, service: Service, queue: Queue, node: str, jobs_max: int, lease_ms: int | None, *, notify_idle: bool
+    ) -> None:
+        self._service, self._queue, self._notify_idle = service, queue, notify_idle
         self._node, self._jobs_max, self._lease_ms = node, jobs_max, lease_ms
         self._round_jobs_max = _FIRST_ROUND_JOBS
 
@@ -249,10 +263,11 @@ class JobStream:
             claim_queue.add_worker(guard.on_shutdown)
             try:
                 frames.send_retry()
+                on_idle = partial(self._send_idle, frames) if self._notify_idle else None
                 while not service.stopping.is_set():
                     if frames.pending_bytes > HIGH_WATER_BYTES:
                         await guard.wait_writable()  # returns at once where the server stops
-                    leased = await claim_queue.wait_for_jobs(self._next_request)
+                    leased = await claim_queue.wait_for_jobs(self._next_request, on_idle)
                     if leased is not None:
                         self._adapt_round_size(frames.send_jobs(leased), leased.count)
                         service.metrics.counters(self._queue.topic.name).claimed += leased.count
@@ -262,6 +277,9 @@ class JobStream:
             finally:
                 claim_queue.remove_worker(guard.on_shutdown)
                 self._release()
+
+    def _send_idle(self, frames: JobSsePeer) -> None:
+        frames.send_idle(is_full=self._next_request() is None)
 
     def _adapt_round_size(self, size: int, count: int) -> None:
         self._round_jobs_max = min(max(_ROUND_BYTES * count // size, 1), api_types.CLAIM_JOBS_MAX)

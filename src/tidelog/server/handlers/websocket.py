@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from tidelog import api_types
 from tidelog.api_types import JSON_NULL, U32, U64, BadBody, Cursor, Nodes, RecordToWrite
 from tidelog.channels import Ack, HistoryPage, Message, membership
-from tidelog.engine import Appended, CommitFuture
+from tidelog.engine import Appended, CommitFuture, TopicConfig
 from tidelog.engine.append import check_idempotency_key
 from tidelog.engine.batch_encoder import check_count
 from tidelog.engine.config import OWN, check_topic_name
@@ -52,18 +52,28 @@ from tidelog.server.push.peers import (
     encode_message_fields,
 )
 from tidelog.server.push.topic_stream import StreamSlot, TopicStream
-from tidelog.server.request import RequestContext
+from tidelog.server.request import RequestContext, nearest_name
 from tidelog.server.response_types import TimedBody, Watermarks
 from tidelog.server.service import Service
 
 # ── commands and replies: one JSON object per message, distinguished by `op` ──────────────────────
 
 
-class ChannelCommandBase(Struct, tag_field="op", kw_only=True):
+class CommandBase(Struct, tag_field="op", kw_only=True, dict=True):
+    """A message of a client. Its reply has its request_id, and warnings of what has no effect in it."""
+
+    request_id: Raw = JSON_NULL
+
+    @property
+    def warnings(self) -> list[str]:
+        found: list[str] = self.__dict__.setdefault("warnings_of_command", [])
+        return found
+
+
+class ChannelCommandBase(CommandBase, kw_only=True):
     """A command about one channel."""
 
     channel: str
-    request_id: Raw = JSON_NULL
 
 
 class ChannelJoinCommand(ChannelCommandBase, tag="channel_join", kw_only=True):
@@ -155,7 +165,7 @@ class ChannelConfigured(TimedBody):
     config: dict[str, Any]
 
 
-class SubscribeCommand(Struct, tag_field="op", tag="subscribe"):
+class SubscribeCommand(CommandBase, tag="subscribe", kw_only=True):
     topic: str | None = None
     topics: dict[str, Cursor] = {}
     from_seq: U64 = 0
@@ -168,19 +178,17 @@ class SubscribeCommand(Struct, tag_field="op", tag="subscribe"):
     include_meta: bool = True
     lenient: bool = False
     consistency: Literal["eventual", "strong"] = "eventual"
-    request_id: Raw = JSON_NULL
 
     def __post_init__(self) -> None:
         api_types.check_u64(self.from_seq, self.max_batch_bytes)
 
 
-class UnsubscribeCommand(Struct, tag_field="op", tag="unsubscribe"):
+class UnsubscribeCommand(CommandBase, tag="unsubscribe", kw_only=True):
     topic: str | None = None
     topics: list[str] = []
-    request_id: Raw = JSON_NULL
 
 
-class PublishCommand(Struct, tag_field="op", tag="publish"):
+class PublishCommand(CommandBase, tag="publish", kw_only=True):
     topic: str
     records: list[RecordToWrite]
     node: str | None = None
@@ -189,11 +197,10 @@ class PublishCommand(Struct, tag_field="op", tag="publish"):
     config: Raw = JSON_NULL
     disable_backpressure: bool = False
     return_seqs: bool = True
-    request_id: Raw = JSON_NULL
 
 
-class PingCommand(Struct, tag_field="op", tag="ping"):
-    request_id: Raw = JSON_NULL
+class PingCommand(CommandBase, tag="ping", kw_only=True):
+    pass
 
 
 class SubscribedReply(Struct, tag_field="op", tag="subscribed"):
@@ -235,14 +242,26 @@ class _RequestIdOnly(Struct):
 
 
 Command: TypeAlias = SubscribeCommand | UnsubscribeCommand | PublishCommand | PingCommand | ChannelCommand
-_command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_command_decoder: api_types.BodyDecoder[Command] = api_types.BodyDecoder(Command)  # type: ignore[arg-type]  # a union
 _request_id_decoder = api_types.json_decoder(_RequestIdOnly)
 encode_reply = msgspec.json.Encoder().encode
 
 
-def decode_command(text: bytes) -> Command:
-    """Decode a message. Raises BadBody."""
-    return api_types.decode_body(_command_decoder, text)
+def decode_command(text: bytes, *, strict: bool) -> Command:
+    """Decode a message; a field that it does not have is refused, or noted in its warnings. Raises BadBody."""
+    try:
+        return api_types.decode_body(_command_decoder, text)
+    except api_types.UnknownField as unknown:
+        problem = f"{unknown}, the nearest is {nearest_name(unknown.name, _command_decoder.field_names)}"
+        if strict:
+            raise UnknownCommandField(problem) from None
+        command = api_types.decode_body(_command_decoder.lenient, text)
+        command.warnings.append(f"{problem}: it was ignored")
+        return command
+
+
+class UnknownCommandField(BadBody):
+    """A command of a strict server with a field that it does not have."""
 
 
 def extract_request_id(text: bytes) -> Raw:
@@ -263,6 +282,10 @@ def _configure(call: ChannelCall, changes: dict[str, Any]) -> ChannelConfigured:
     return ChannelConfigured(call.channel, channels.config_json(meta.config))
 
 
+def _tag(command: ChannelCommandBase | type[ChannelCommandBase]) -> str:
+    return str(command.__struct_config__.tag)
+
+
 class _BlockingCommand(NamedTuple):
     """A channel command that runs in a thread."""
 
@@ -271,7 +294,7 @@ class _BlockingCommand(NamedTuple):
     arguments: Callable[[Any], tuple[Any, ...]] = lambda _: ()  # of the operation, from the command
 
 
-_BLOCKING_COMMANDS: Final[dict[type[ChannelCommandBase], _BlockingCommand]] = {
+_BLOCKING_COMMAND_TYPES: Final[dict[type[ChannelCommandBase], _BlockingCommand]] = {
     ChannelJoinCommand: _BlockingCommand(
         channels.JOIN, "channel_joined", lambda command: (api_types.JoinChannel(command.user, command.config),)
     ),
@@ -303,11 +326,13 @@ _BLOCKING_COMMANDS: Final[dict[type[ChannelCommandBase], _BlockingCommand]] = {
     ChannelPopCommand: _BlockingCommand(channels.POP, "channel_popped"),
     ChannelClearCommand: _BlockingCommand(channels.CLEAR, "channel_cleared"),
 }
-_COMMAND_SCOPES: Final[dict[type[ChannelCommandBase], frozenset[str]]] = {
-    **{command: row.operation.scopes for command, row in _BLOCKING_COMMANDS.items()},
-    ChannelPublishCommand: channels.PUBLISH_SCOPES,
-    ChannelSubscribeCommand: channels.SUBSCRIBE_SCOPES,
-    ChannelUnsubscribeCommand: channels.SUBSCRIBE_SCOPES,
+# The decoder makes commands of subclasses, which have the same tags.
+_BLOCKING_COMMANDS: Final = {_tag(command): row for command, row in _BLOCKING_COMMAND_TYPES.items()}
+_COMMAND_SCOPES: Final[dict[str, frozenset[str]]] = {
+    **{tag: row.operation.scopes for tag, row in _BLOCKING_COMMANDS.items()},
+    _tag(ChannelPublishCommand): channels.PUBLISH_SCOPES,
+    _tag(ChannelSubscribeCommand): channels.SUBSCRIBE_SCOPES,
+    _tag(ChannelUnsubscribeCommand): channels.SUBSCRIBE_SCOPES,
 }
 _encode = msgspec.json.Encoder().encode
 
@@ -350,7 +375,7 @@ class ChannelSession:
     # ── commands ──────────────────────────────────────────────────────────────────────────────
 
     async def execute(self, command: ChannelCommand, size: int) -> None:
-        _check_allowed(self._identity.principal, _COMMAND_SCOPES[type(command)], "channel", command.channel)
+        _check_allowed(self._identity.principal, _COMMAND_SCOPES[_tag(command)], "channel", command.channel)
         user = self._user
         if user is None:
             user = await resolve_user(self._service.channels, self._identity)
@@ -373,12 +398,12 @@ class ChannelSession:
 
     async def _execute_blocking(self, command: ChannelCommand, user: str) -> None:
         """Run a command in a thread: it may wait for a disk or a lock."""
-        row = _BLOCKING_COMMANDS[type(command)]
+        row = _BLOCKING_COMMANDS[_tag(command)]
         call = ChannelCall(self._service.channels.manager, command.channel, user, self)
 
         def run() -> bytes:
             result = row.operation.run(call, *row.arguments(command))
-            return _encode_result(command.request_id, row.reply, command.channel, result)
+            return _encode_result(command, row.reply, result)
 
         self._socket.send(await self._service.channels.run_blocking(run))
 
@@ -399,7 +424,7 @@ class ChannelSession:
             stream.close()
             return
         self._streams[channel] = stream
-        self._socket.send(_encode_reply(command.request_id, "channel_subscribed", channel=channel, user=user))
+        self._socket.send(_encode_reply(command, "channel_subscribed", channel=channel, user=user))
         if after is not None:
             await stream.catch_up(self._peer, after, self._host.wait_writable)
         stream.start(self._peer)
@@ -409,7 +434,7 @@ class ChannelSession:
         if stream is not None:
             stream.close()
         self._socket.send(
-            _encode_reply(command.request_id, "channel_unsubscribed", channel=command.channel, was=stream is not None)
+            _encode_reply(command, "channel_unsubscribed", channel=command.channel, was=stream is not None)
         )
 
     def _on_stream_change(self) -> None:
@@ -458,26 +483,28 @@ class ChannelSession:
     def _send_ack(self, command: ChannelPublishCommand, future: asyncio.Future[Ack]) -> None:
         error = future.exception()
         if error is None:
-            self._socket.send(
-                _encode_body_reply(command.request_id, "channel_ack", channels.channel_ack(future.result()))
-            )
+            self._socket.send(_encode_body_reply(command, "channel_ack", channels.channel_ack(future.result())))
         else:
             self._host.fail(command, error)
 
 
-def _encode_reply(request_id: Raw, op: str, /, **fields: Any) -> bytes:
-    return _encode({"op": op, "request_id": request_id, **fields})
+def _add_warnings(reply: bytes, command: CommandBase) -> bytes:
+    return reply[:-1] + b',"warnings":%b}' % _encode(command.warnings) if command.warnings else reply
 
 
-def _encode_result(request_id: Raw, op: str, channel: str, result: TimedBody | HistoryPage | Message) -> bytes:
+def _encode_reply(command: CommandBase, op: str, /, **fields: Any) -> bytes:
+    return _add_warnings(_encode({"op": op, "request_id": command.request_id, **fields}), command)
+
+
+def _encode_result(command: ChannelCommandBase, op: str, result: TimedBody | HistoryPage | Message) -> bytes:
     if isinstance(result, TimedBody):
-        return _encode_body_reply(request_id, op, result)
+        return _encode_body_reply(command, op, result)
     fields = (
         encode_message_fields(result)
         if isinstance(result, Message)
-        else channels.encode_history(channel, result) + b"}"
+        else channels.encode_history(command.channel, result) + b"}"
     )
-    return b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(request_id), fields)
+    return _add_warnings(b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(command.request_id), fields), command)
 
 
 def _check_allowed(principal: Principal, scopes: frozenset[str], kind: str = "topic", *names: str) -> None:
@@ -489,8 +516,9 @@ def _check_allowed(principal: Principal, scopes: frozenset[str], kind: str = "to
             raise ApiError("forbidden", f"this key is not for the {kind} {name!r}; nothing was done")
 
 
-def _encode_body_reply(request_id: Raw, op: str, body: TimedBody) -> bytes:
-    return b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(request_id), _encode(body)[1:])
+def _encode_body_reply(command: CommandBase, op: str, body: TimedBody) -> bytes:
+    reply = b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(command.request_id), _encode(body)[1:])
+    return _add_warnings(reply, command)
 
 
 T = TypeVar("T")
@@ -591,10 +619,12 @@ class WebSocketSession:
 
     async def _execute_message(self, text: bytes) -> None:
         try:
-            command = await self._run_by_size(len(text), partial(decode_command, text))
+            decode = partial(decode_command, text, strict=self._service.config.strict)
+            command = await self._run_by_size(len(text), decode)
         except BadBody as error:
             request_id = await self._run_by_size(len(text), partial(extract_request_id, text))
-            self._send(ErrorReply(request_id, "invalid_json", f"{error}; nothing was done"))
+            code = "invalid_request" if isinstance(error, UnknownCommandField) else "invalid_json"
+            self._socket.send(encode_reply(ErrorReply(request_id, code, f"{error}; nothing was done")))
             return
         try:
             await self._execute(command, text)
@@ -616,7 +646,7 @@ class WebSocketSession:
             case UnsubscribeCommand():
                 self._unsubscribe(command)
             case PingCommand():
-                self._send(PongReply(command.request_id))
+                self._send(command, PongReply(command.request_id))
             case _:
                 await self._channels.execute(command, len(text))
 
@@ -628,7 +658,7 @@ class WebSocketSession:
             raise ApiError("invalid_request", "subscribe needs topic or topics; nothing was done")
         _check_allowed(self._principal, _READ, "topic", *wanted)
         followed = await resolve_topics(self._service, wanted, command, lenient=command.lenient)
-        self._send(SubscribedReply(command.request_id, followed.watermarks))
+        self._send(command, SubscribedReply(command.request_id, followed.watermarks))
         for name, topic in followed.topics.items():
             self._topic_stream.follow(name, topic, followed.options, followed.cursors[name])
 
@@ -638,7 +668,7 @@ class WebSocketSession:
             raise ApiError("invalid_request", "unsubscribe needs topic or topics; nothing was done")
         for name in names:
             self._topic_stream.unfollow(name)
-        self._send(UnsubscribedReply(command.request_id, names))
+        self._send(command, UnsubscribedReply(command.request_id, names))
 
     # ── writes ────────────────────────────────────────────────────────────────────────────────
 
@@ -652,13 +682,16 @@ class WebSocketSession:
             check_topic_name(name)  # raises: the prefix is reserved
         if len(text) > write.BLOCKING_PARSE_BYTES and not await service.admit_large():
             await service.reject_large(wait_if_full=command.disable_backpressure)
-        config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config))
+        warn = partial(self._warn, command)
+        config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config, warn))
         if config is not None:
             _check_allowed(self._principal, _ADMIN)
+        known = engine.find(name)
+        if known is not None and isinstance(config, TopicConfig):
+            write.warn_of_other_config(warn, known, config, bytes(command.config))
         check_count(engine.limits, len(command.records))
         check_idempotency_key(command.idempotency_key)
         if move_schedule_to_meta(command.records, service.now_ms()):
-            known = engine.find(name)
             check_is_queue(name, write.topic_type(config) if known is None else known.config.type)
         batch = await self._run_by_size(
             len(text), partial(write.build_batch, engine.limits, command.records, command.node, text)
@@ -700,6 +733,7 @@ class WebSocketSession:
         service.metrics.count_appended(command.topic, done)
         times = write.write_performance((service.clock.monotonic_us() - began_us) / 1000, done, throttled_us)
         self._send(
+            command,
             PublishAck(
                 command.request_id,
                 command.topic,
@@ -712,13 +746,19 @@ class WebSocketSession:
                 done.deduped,
                 durability,
                 times,
-            )
+            ),
         )
 
     # ── replies ───────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, reply: msgspec.Struct) -> None:
-        self._socket.send(encode_reply(reply))
+    def _send(self, command: CommandBase, reply: msgspec.Struct) -> None:
+        self._socket.send(_add_warnings(encode_reply(reply), command))
+
+    def _warn(self, command: CommandBase, problem: str, effect: str = "it was ignored", **_: object) -> None:
+        """Note a part of a command that has no effect; a strict server refuses it."""
+        if self._service.config.strict:
+            raise ApiError("invalid_request", f"{problem}; nothing was done")
+        command.warnings.append(f"{problem}: {effect}")
 
     def fail(self, command: Command, error: BaseException) -> None:
         """Send an error reply to a command."""
@@ -735,7 +775,7 @@ class WebSocketSession:
             problem = ApiError(
                 "internal", "the server failed on this command; it is unknown what was done, see the server's log"
             )
-        self._send(ErrorReply(command.request_id, problem.code, problem.message))
+        self._send(command, ErrorReply(command.request_id, problem.code, problem.message))
 
     def _log_fields(self, command: Command) -> dict[str, str]:
         """The command's request_id, or its connection's, and its topic or channel."""

@@ -257,7 +257,7 @@ def _parse_write(context: RequestContext, topic: Topic | None) -> _ParsedWrite:
     body = context.decode_body(_write_decoder) if is_small else context.decode_body(_large_decoder)
     config = parse_write_config(context.topic, body.config, context.warn)
     if topic is not None and isinstance(config, TopicConfig):
-        _warn_of_other_config(context, topic, config, bytes(body.config))
+        warn_of_other_config(context.warn, topic, config, bytes(body.config))
     if topic is None and config is not None and not context.principal.has_scopes(_ADMIN_SCOPE):
         raise ApiError(
             "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": context.topic}
@@ -300,16 +300,14 @@ def _on_batch_committed(done: Appended | Error, parts: list[BatchSlice[RequestCo
             context.respond(write_response(context, slice_appended(done, offset, count)))
 
 
-def _warn_of_other_config(context: RequestContext, topic: Topic, config: TopicConfig, text: bytes) -> None:
+def warn_of_other_config(warn: Callable[..., None], topic: Topic, config: TopicConfig, text: bytes) -> None:
     """Report the fields of a config that the topic, which exists, has with other values: a write changes none."""
     has, given = topic.config, msgspec.json.decode(text)
     names = [name for name in (*KEYS, *ADDED) if name in given and name not in _CONFIG_OF_ONE_WRITE]
     other = [name for name in names if getattr(config, name) != getattr(has, name)]
     if other:
         shown = ", ".join(f"{name} is {_encode(getattr(has, name)).decode()[:80]}" for name in other[:8])
-        context.warn(
-            f"{topic.name} exists with another config: {shown}", "a write changes no config, PUT does", fields=other
-        )
+        warn(f"{topic.name} exists with another config: {shown}", "a write changes no config, PUT does", fields=other)
 
 
 def parse_write_config(

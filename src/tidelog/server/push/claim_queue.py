@@ -37,12 +37,23 @@ _RECHECK_S_MAX: Final = 60.0  # between two checks while a claimer waits: the wa
 
 
 class ClaimWaiter:
-    """One claimer that waits. `request` is called when a round begins; None: it has no capacity at the moment."""
+    """One claimer that waits. `request` is called when a round begins; None: it has no capacity at the moment.
+    `on_idle` is called once, when there is no job for it now."""
 
-    __slots__ = ("future", "request")
+    __slots__ = ("_on_idle", "future", "request")
 
-    def __init__(self, future: asyncio.Future[ClaimResult | None], request: Callable[[], ClaimRequest | None]) -> None:
-        self.future, self.request = future, request
+    def __init__(
+        self,
+        future: asyncio.Future[ClaimResult | None],
+        request: Callable[[], ClaimRequest | None],
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
+        self.future, self.request, self._on_idle = future, request, on_idle
+
+    def note_idle(self) -> None:
+        on_idle, self._on_idle = self._on_idle, None
+        if on_idle is not None and not self.future.done():
+            on_idle()
 
     def resolve(self, result: ClaimResult | None) -> None:
         if not self.future.done():
@@ -111,13 +122,18 @@ class ClaimQueue:
             self._service.push.scheduler.forget(self._notifier)
             self._release_if_empty()
 
-    async def wait_for_jobs(self, request: Callable[[], ClaimRequest | None]) -> ClaimResult | None:
-        """Return jobs for a worker as soon as there are any that it has capacity for; None: the server stops."""
+    async def wait_for_jobs(
+        self, request: Callable[[], ClaimRequest | None], on_idle: Callable[[], None] | None
+    ) -> ClaimResult | None:
+        """Return jobs for a worker as soon as there are any that it has capacity for; None: the server stops.
+        `on_idle` is called if there are none at first."""
         if self._service.stopping.is_set():
             return None
-        waiter = ClaimWaiter(self._service.loop.create_future(), request)
+        waiter = ClaimWaiter(self._service.loop.create_future(), request, on_idle)
         self._workers[waiter] = None
         self._check_ready()
+        if not self.is_round_running and waiter not in self._window:
+            waiter.note_idle()
         return await self._wait(waiter)
 
     async def _wait(self, waiter: ClaimWaiter) -> ClaimResult | None:
@@ -273,13 +289,17 @@ class ClaimQueue:
             self._release_if_empty()
 
     def _deliver(self, requests: list[tuple[ClaimWaiter, ClaimRequest]], results: list[ClaimResult]) -> None:
-        if not results:
-            return  # there were no jobs, and all of them are workers that wait on
+        if not results:  # there were no jobs, and all of them are workers that wait on
+            for waiter, _ in requests:
+                waiter.note_idle()
+            return
         for (waiter, request), result in zip(requests, results, strict=True):
             if waiter.future.done():
                 self._return_jobs(request, result)
             elif result.count or waiter not in self._workers:
                 waiter.resolve(result)
+            else:
+                waiter.note_idle()
 
     def _return_jobs(self, request: ClaimRequest, result: ClaimResult) -> None:
         """Return the jobs of a claimer that left while its round waited for the disk."""

@@ -15,6 +15,7 @@ Jobs, as Server-Sent Events:
     retry: 2000                                       first, once
     id: <seq>␊event: job␊data: {"topic",…}␊␊          up to `max` jobs that are not settled
     event: error␊data: {"code","error","topic"}␊␊     then the end
+    : idle␊␊                                          on request: there is no job now; `full`: no capacity for one
     : hb 1700000000000␊␊                              after a time without events
 
 Channels:
@@ -53,6 +54,8 @@ HIGH_WATER_BYTES: Final = 256 << 10  # with more unsent bytes nothing is read fo
 WARN_AFTER_S: Final = 5.0  # a peer that reads nothing for this long is warned
 CLOSE_AFTER_S: Final = 30.0  # and closed after this long, a multiple of the above
 RETRY_FRAME: Final = b"retry: 2000\n\n"
+IDLE_FRAME: Final = b": %b\n\n" % api_types.JOBS_IDLE
+FULL_FRAME: Final = b": %b\n\n" % api_types.JOBS_FULL
 SHUTDOWN_MESSAGE: Final = "the server is shutting down; nothing more comes on this connection, connect again"
 SLOW_MESSAGE: Final = "this connection is not read: it is closed soon, read faster or request less"
 _SSE_EVENT: Final = b"id: %b\nevent: %b\ndata: {%b\n\n"
@@ -292,6 +295,10 @@ class JobSsePeer(SsePeer):
         )
         self._write(text)
         return len(text)
+
+    def send_idle(self, *, is_full: bool) -> None:
+        """Say that there is no job for this worker now: a comment, which parsers of events pass over."""
+        self._write(FULL_FRAME if is_full else IDLE_FRAME)
 
     def send_error(self, error: Error) -> None:
         """Send an error: 409 where the topic was dropped or is no queue any more (by contract), else its code."""

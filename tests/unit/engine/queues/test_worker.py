@@ -1,4 +1,4 @@
-"""Workers and `work`: jobs that come by themselves, heartbeats, back-off, a stop that loses nothing."""
+"""Workers and `jobs`: jobs that come by themselves, heartbeats, back-off, a stop that loses nothing."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def until(condition: Callable[[], bool]) -> None:
 # The iterator ---------------------------------------------------------------------------------------------
 
 
-def test_work_yields_jobs_and_ends_after_its_timeout() -> None:
+def test_iterator_ends_after_its_timeout() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put([1, 2, 3])
     seen = []
-    for job in jobs.work("w", timeout=0):
+    for job in jobs.jobs("w", timeout=0):
         seen.append(job.data)
         jobs.ack("w", job)
     assert seen == [1, 2, 3]
     assert jobs.topic.count == 0
 
 
-def test_work_limits_unsettled_jobs_and_returns_them_at_its_end() -> None:
+def test_iterator_limits_unsettled_jobs_and_returns_them_at_its_end() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put(list(range(5)))
-    work = jobs.work("w", 2, timeout=0)
+    work = jobs.jobs("w", 2, timeout=0)
     assert [job.seq for job in work] == [1, 2], "two are unsettled, so no third"
     assert jobs.counts() == (5, 0, 0)
-    work = jobs.work("w", 2, timeout=0)
+    work = jobs.jobs("w", 2, timeout=0)
     first, second = islice(work, 2)
     assert jobs.counts().in_flight == 2
     jobs.ack("w", first)
@@ -68,18 +68,18 @@ def test_work_limits_unsettled_jobs_and_returns_them_at_its_end() -> None:
     assert jobs.ack("w", second).skipped == [2]
 
 
-def test_work_waits_for_a_job(jobs: Queue) -> None:
-    work = jobs.work("w")
+def test_iterator_waits_for_a_job(jobs: Queue) -> None:
+    work = jobs.jobs("w")
     jobs.put("first")
     assert next(work).data == "first"
     work.close()  # type: ignore[attr-defined]
 
 
-def test_work_skips_jobs_whose_lease_expired() -> None:
+def test_iterator_skips_jobs_whose_lease_expired() -> None:
     world = EngineHarness()
     jobs = world.log.queue("jobs", lease_ms=1_000)
     jobs.put([1, 2])
-    work = jobs.work("w", 2, timeout=0)
+    work = jobs.jobs("w", 2, timeout=0)
     assert next(work).seq == 1
     world.clock.tick(1_001)
     assert next(work).lease_id == 3, "claimed anew, not handed out late"

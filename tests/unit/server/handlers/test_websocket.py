@@ -945,3 +945,59 @@ def test_a_command_that_fails_is_in_the_log_by_its_id_and_what_it_was_about(monk
         assert "sesame" not in text.getvalue()
 
     run_scenario(scenario, api_keys="sesame")
+
+
+# What has no effect ---------------------------------------------------------------------------------------
+
+COMMANDS_WITH_MISTAKES = [
+    ({"op": "ping", "requestid": 1}, "pong", "there is no field 'requestid', the nearest is request_id"),
+    ({"op": "subscribe", "topic": "a", "form_seq": 1}, "subscribed", "there is no field 'form_seq', the nearest is"),
+    ({"op": "unsubscribe", "topic": "a", "x": 1}, "unsubscribed", "there is no field 'x'"),
+    (
+        {"op": "publish", "topic": "a", "records": [{"data": 1, "tga": "t"}]},
+        "ack",
+        "there is no field 'tga' in $.records[0], the nearest is tag",
+    ),
+    (
+        {"op": "publish", "topic": "a", "records": [{"data": 1}], "config": {"retention": 5}},
+        "ack",
+        "a config has no field 'retention', the nearest is",
+    ),
+    (
+        {"op": "publish", "topic": "a", "records": [{"data": 1}], "config": {"cap_records": 5}},
+        "ack",
+        "a exists with another config: cap_records is 0",
+    ),
+    ({"op": "subscribe", "topic": "none", "tial": True}, "error", "there is no field 'tial', the nearest is tail"),
+]
+
+
+@pytest.mark.parametrize(("command", "op", "warning"), COMMANDS_WITH_MISTAKES)
+def test_what_a_command_does_not_have_is_ignored_and_reported(command: dict[str, Any], op: str, warning: str) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        world.topic("a")
+        line = FakeWebSocket()
+        async with await world.connect(line):
+            (reply,) = [said for said in await exchange(line, command | {"request_id": 7}) if said["op"] == op]
+            assert reply["request_id"] == 7
+            (said,) = reply["warnings"]
+            assert said.startswith(warning)
+            assert "warnings" not in (await exchange(line, {"op": "ping"}))[0]
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(("command", "op", "warning"), COMMANDS_WITH_MISTAKES)
+def test_a_strict_server_refuses_such_a_command(command: dict[str, Any], op: str, warning: str) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("a")
+        line = FakeWebSocket()
+        async with await world.connect(line):
+            (reply,) = await exchange(line, command | {"request_id": 7})
+            assert (reply["op"], reply["request_id"], reply["code"]) == ("error", 7, "invalid_request"), op
+            assert reply["message"].startswith(warning)
+            assert reply["message"].endswith("nothing was done")
+            assert topic.head_seq == 0
+            assert await exchange(line, {"op": "ping"}) == [{"op": "pong", "request_id": None}]
+
+    run_scenario(scenario, strict=True)

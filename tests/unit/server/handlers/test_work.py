@@ -564,3 +564,23 @@ def test_immediate_claim_needs_no_claim_queue() -> None:
 
 def test_a_heartbeat_is_what_the_contract_says() -> None:
     assert sse.WORK_HEARTBEAT_MS == 15_000
+
+
+def test_an_idle_worker_gets_a_comment_on_request() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        queue, tap = queue_of(world), Tap()
+        async with working(world, tap, notify_idle="true"):
+            await let_idle()
+            queue.put(["a", "b"])
+            await tap.until(1)
+            await let_idle()
+            queue.ack("w", [1])
+            await tap.until(2)
+            await let_idle()
+            queue.ack("w", [2])
+            await let_idle()
+            assert [frame[:6] for frame in tap.frames] == [
+                *(b"retry:", b": idle", b"id: 1\n", b": full", b"id: 2\n", b": full")
+            ], "one comment each time that it begins to wait"
+
+    play(scenario)
