@@ -65,6 +65,12 @@ def start_process(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
     return processes.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
+def accepts(port: int) -> bool:
+    """Whether a server accepts connections on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_port() -> int:
     """Return a port of the loopback address on which nothing listens now."""
     with socket.socket() as taken:

@@ -26,7 +26,7 @@ from typing import Final
 
 import pytest
 
-from tests.kit.commands import free_port
+from tests.kit.commands import accepts, free_port
 from tests.kit.waiting import eventually
 
 PACKAGE: Final = "github.com/versity/versitygw/cmd/versitygw@latest"
@@ -40,9 +40,9 @@ def cache_directory() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "tidelog-tests"
 
 
-def build_server() -> Path | None:
-    """Return the binary of versitygw, built if it is not there; None without Go, or if it does not build."""
-    target = cache_directory() / "bin" / "versitygw"
+def build_go_program(package: str, name: str) -> Path | None:
+    """Return the binary of a Go package, built if it is not there; None without Go, or if it does not build."""
+    target = cache_directory() / "bin" / name
     if target.exists():
         return target
     if (go := shutil.which("go")) is None:
@@ -54,14 +54,19 @@ def build_server() -> Path | None:
             building = target.parent.parent / "building"
             with suppress(subprocess.SubprocessError, OSError):
                 subprocess.run(
-                    [go, "install", PACKAGE],
+                    [go, "install", package],
                     env={**os.environ, "GOBIN": str(building), "GOFLAGS": ""},
                     check=True,
                     capture_output=True,
                     timeout=_BUILD_S,
                 )
-                (building / "versitygw").rename(target)
+                (building / name).rename(target)
     return target if target.exists() else None
+
+
+def build_server() -> Path | None:
+    """Return the binary of versitygw."""
+    return build_go_program(PACKAGE, "versitygw")
 
 
 def server_command(directory: Path, host: str, port: int) -> tuple[str, list[str]]:
@@ -92,7 +97,8 @@ class S3Server:
         environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
-        eventually(self._accepts, 60, process=self._process, why=lambda: (self.directory / "server.log").read_text())
+        said = self.directory / "server.log"
+        eventually(lambda: accepts(self.port), 60, process=self._process, why=said.read_text)
         if self.kind == "moto":
             self._make_bucket()
 
@@ -108,10 +114,6 @@ class S3Server:
             allow_bucket_creation=True,
         )
         store.create_dir(BUCKET)
-
-    def _accepts(self) -> bool:
-        with closing(socket.socket()) as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def signal(self, number: signal.Signals) -> None:
         """Stop the process for a while, or let it go on: a server that hangs."""

@@ -523,13 +523,7 @@ def read_live(
     place, location = table_formats.find_place(table, "the table", storage_options), Location.parse(where, key)
     _find_topic(location, topic, where)
     tidelog.spark.register(spark)
-    options = _read_options(location, topic, on_gap)
-    with closing(backends.open_backend(options)) as backend:
-        if table_formats.detect_format(place.disk, place.path) is None:
-            return live_table.load(spark, live_table.plan_live(backend, options, place.disk, None, place.path))
-        with closing(_open_table(place, None, interface.no_step, write=False)) as opened:
-            planned = live_table.plan_live(backend, options, place.disk, opened, place.path)
-        return live_table.load(spark, planned)
+    return live_table.load(spark, live_table.plan_place(_read_options(location, topic, on_gap), place))
 
 
 def status(

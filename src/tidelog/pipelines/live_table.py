@@ -25,10 +25,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tidelog.disk.interface import Disk, join
-from tidelog.errors import BadInput, Unavailable
-from tidelog.pipelines import record_mapping
+from tidelog.errors import BadInput, NotFound, Unavailable
+from tidelog.pipelines import record_mapping, table_formats
 from tidelog.pipelines.record_mapping import RecordMapping
-from tidelog.pipelines.table_formats import interface, parquet
+from tidelog.pipelines.table_formats import Place, interface, parquet
 from tidelog.pipelines.table_formats.interface import Table, TableScan
 from tidelog.spark import backends, plan
 from tidelog.spark.backends.interface import Backend, ReadTask
@@ -60,8 +60,18 @@ class LivePlan:
     parts: tuple[LivePart, ...]
 
 
-def plan_live(backend: Backend, options: Options, disk: Disk, table: Table | None, path: str) -> LivePlan:
-    """Plan a read of a table and of the log after it. `table`: None if there is none yet."""
+def plan_place(options: Options, place: Place) -> LivePlan:
+    """Plan a read of the table at a place and of the log after it; of the log alone if there is no table yet."""
+    with closing(backends.open_backend(options)) as backend:
+        try:
+            opened = table_formats.open_table(place.disk, place.path, catalog=place.catalog, write=False)
+        except NotFound:
+            return _plan(backend, options, place.disk, None, place.path)
+        with closing(opened) as table:
+            return _plan(backend, options, place.disk, table, place.path)
+
+
+def _plan(backend: Backend, options: Options, disk: Disk, table: Table | None, path: str) -> LivePlan:
     (topic,) = options.subscribe
     last = None if table is None else table.last_commit()
     snapshot = backend.snapshot(topic)

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from pyarrow.fs import S3FileSystem
+from pyarrow.fs import AzureFileSystem, FileSystem, GcsFileSystem, S3FileSystem
 from pyiceberg.catalog import load_catalog
+from tests.kit.emulators import Emulator
 from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 import tidelog
@@ -59,13 +60,32 @@ def s3_options(server: S3Server) -> dict[str, str]:
     }
 
 
-def iceberg_table(root: Path, name: str = "orders", *, server: S3Server | None = None) -> Place:
-    """Return a table of a SQL catalog in `root`, with its files beside it or in the bucket of a server."""
+def bucket_files(disk: Disk) -> FileSystem:
+    """Return the store of a table in a bucket, as another program opens it."""
+    assert isinstance(disk, BucketDisk), "it is in a bucket"
+    kinds = {"s3": S3FileSystem, "gs": GcsFileSystem, "abfs": AzureFileSystem}
+    return kinds[disk.options.family](**disk.options.to_arrow())
+
+
+def iceberg_table(
+    root: Path,
+    name: str = "orders",
+    *,
+    server: S3Server | None = None,
+    emulator: Emulator | None = None,
+    rest: str | None = None,
+) -> Place:
+    """Return a table of a SQL catalog in `root`, with its files beside it or in the bucket of a server or an
+    emulator; or of the REST catalog at an address, in a namespace of its own."""
+    if rest is not None:
+        address = f"iceberg://tests/shop{root.parent.name}{root.name}.{name}".replace("-", "_")
+        return table_formats.find_place(address, "the table", {"type": "rest", "uri": rest})
     warehouse = f"file://{root}/warehouse" if server is None else f"s3://{BUCKET}/warehouse-{next(_numbers)}"
-    options = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": warehouse}
-    return table_formats.find_place(
-        f"iceberg://tests/shop.{name}", "the table", options | (s3_options(server) if server is not None else {})
-    )
+    if emulator is not None:
+        warehouse = emulator.address(f"warehouse-{next(_numbers)}")
+    store = s3_options(server) if server is not None else emulator.options if emulator is not None else {}
+    options = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": warehouse, **store}
+    return table_formats.find_place(f"iceberg://tests/shop.{name}", "the table", options)
 
 
 class InlineRunner:
@@ -168,12 +188,13 @@ class PipelineHarness:
         """Read a table in a bucket as other programs would, with options of theirs."""
         if self.format == "delta":
             return DeltaTable(self.table, storage_options=disk.options.to_delta()).to_pyarrow_table()
-        return pq.read_table(self.table.removeprefix("s3://"), filesystem=S3FileSystem(**disk.options.to_arrow()))
+        return pq.read_table(self.table.partition("://")[2], filesystem=bucket_files(disk))
 
     def iceberg(self) -> Any:
         """The table as pyiceberg loads it, with a catalog of its own."""
         assert self.place.catalog is not None, "it is an Iceberg table"
-        catalog = load_catalog(self.place.catalog.catalog, **self.place.catalog.properties)
+        files = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}  # for Azure, the default is another package
+        catalog = load_catalog(self.place.catalog.catalog, **files, **self.place.catalog.properties)
         return catalog.load_table(self.place.catalog.identifier)
 
     def files(self) -> list[Path]:

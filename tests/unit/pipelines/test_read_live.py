@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
+from tests.kit.s3 import S3Server
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, iceberg_table, s3_table
 
-from tidelog.errors import BadInput, GapFound, NotFound, Unavailable
+from tidelog.errors import BadInput, GapFound, Unavailable
 from tidelog.pipelines import live_table, record_mapping
 from tidelog.pipelines.live_table import LivePlan, LiveReader
 from tidelog.pipelines.table_formats.interface import Format
-from tidelog.spark import backends
 
 Rows = dict[int, bytes]
 
 
 def plan_live(world: PipelineHarness, **more: str) -> LivePlan:
-    options = world.options(**more)
-    try:
-        opened = world.open_table(write=False)
-    except NotFound:
-        with closing(backends.open_backend(options)) as backend:
-            return live_table.plan_live(backend, options, world.disk, None, world.table)
-    with opened as table, closing(backends.open_backend(options)) as backend:
-        return live_table.plan_live(backend, options, world.disk, table, world.table)
+    return live_table.plan_place(world.options(**more), world.place)
 
 
 def read_plan(planned: LivePlan) -> pa.Table:
@@ -102,14 +94,26 @@ def test_each_row_is_read_once_whatever_is_committed_meanwhile(tmp_path: Path, f
         assert missing <= tail - live.keys(), "only what the log lost since"
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_records_of_the_log_get_the_columns_of_the_table(tmp_path: Path, format: Format) -> None:
-    world = PipelineHarness(tmp_path, format)
+def new_world(root: Path, format: Format, server: S3Server | None) -> PipelineHarness:
+    if format == "iceberg":
+        return PipelineHarness(root, format, place=iceberg_table(root, server=server))
+    return PipelineHarness(root, format, place=None if server is None else s3_table(server, "live"))
+
+
+@pytest.mark.parametrize("store", ["directory", "bucket"])
+@pytest.mark.parametrize("format", [*FORMATS, "iceberg"])
+def test_records_of_the_log_get_the_columns_of_the_table(
+    tmp_path: Path, format: Format, store: str, s3_server: S3Server
+) -> None:
+    """Where retention has taken what the table has, the table alone has it."""
+    world = new_world(tmp_path, format, s3_server if store == "bucket" else None)
     fields = StructType([StructField("n", LongType()), StructField("text", StringType())])
     world.mapping = record_mapping.new_mapping(fields)
     world.fill(100)
     world.export_once()
     world.fill(50, start=100)
+    with world.engine() as engine:
+        engine.topic("orders", cap_records=50)
     found = read_plan(plan_live(world))
     assert found.schema.names == world.mapping.arrow.names
     assert sorted(found["n"].to_pylist()) == list(range(150))
