@@ -759,6 +759,8 @@ _MAY_PRINT = ("src/tidelog/cli/", "benchmarks/", "tests/soak/", "tests/mutation/
 _MAY_SKIP = (
     "tests/crash/faultfs/",
     "tests/e2e/test_browser.py",
+    "tests/kit/emulators.py",
+    "tests/kit/iceberg_rest.py",
     "tests/kit/machines.py",
     "tests/kit/small_disk.py",
     "tests/regressions/test_foreign_programs.py",  # the complete data of the original programs is not in the repository

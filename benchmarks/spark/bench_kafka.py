@@ -26,7 +26,7 @@ def run(quick: bool) -> list[Result]:
     size = GB // 10 if quick else GB // 2
     with scratch_dir(6 * size) as place:
         try:
-            jars = ",".join(map(str, fetch_jars("connector", CONNECTOR, alone=True)))
+            jars = ",".join(map(str, fetch_jars("connector", CONNECTOR)))
             with open_broker(place / "broker") as broker, session({"spark.jars": jars}) as spark:
                 rows = _measure(spark, place, broker, 100, size // 100 // _BATCH, 1 if quick else 3)
                 return rows + _measure(spark, place, broker, 1024, size // 1024 // _BATCH, 1 if quick else 3)

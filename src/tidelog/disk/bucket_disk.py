@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
+import pyarrow as pa
 from pyarrow import fs
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
@@ -132,7 +133,11 @@ class BucketDisk:
 
         def move(store: FileSystem, key: str) -> None:
             try:
-                store.move(key, target)
+                try:
+                    store.move(key, target)
+                except pa.ArrowNotImplementedError:  # an account of Azure without a hierarchical namespace
+                    store.copy_file(key, target)
+                    store.delete_file(key)
             except OSError:
                 # Another process that completes the same commit was faster.
                 is_moved = store.get_file_info(key).type == FileType.NotFound
@@ -158,6 +163,7 @@ class BucketDisk:
 
 
 def _open_file_system(options: StoreOptions) -> FileSystem:
+    options = options.with_environment()
     arguments = options.to_arrow()
     if options.family == "s3":
         return fs.S3FileSystem(

@@ -38,9 +38,16 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 # Words of the messages in which pyarrow passes on what a store answered.
 _DENIED: Final = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN"
-    r"|UserNotFound|NO_SUCH_BUCKET|InvalidBucketName|AuthenticationFailed|AuthorizationPermissionMismatch|Unauthorized"
+    r"|UserNotFound|NO_SUCH_BUCKET|InvalidBucketName|AuthenticationFailed|AuthorizationFailure"
+    r"|AuthorizationPermissionMismatch|Unauthorized"
     r"|Permission denied|PERMISSION_DENIED|AccessControlException|HTTP status 40[13]\b|\b403 Forbidden"
 )
+_CREDENTIALS: Final = {
+    "gs": "GOOGLE_SERVICE_ACCOUNT",
+    "gc": "GOOGLE_SERVICE_ACCOUNT",
+    "ab": "AZURE_STORAGE_ACCOUNT_KEY",
+}
+_COLORS: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")  # in messages of deltalake
 _OPEN_FILES_MAX: Final = 256
 _TEMPORARY_SUFFIX: Final = ".tmp"
 STORE_ERRORS: Final = (OSError, ValueError, pa.ArrowException)  # what calls of pyarrow raise
@@ -48,9 +55,10 @@ STORE_ERRORS: Final = (OSError, ValueError, pa.ArrowException)  # what calls of 
 
 def store_error(kind: str, address: str, text: str, error: Exception) -> StoreUnavailable:
     """Return the error for what a store answered. `text`: its message, without secrets; `kind`: of the store."""
-    text = text[:400]
+    text = " ".join(_COLORS.sub("", text).split())[:400]
     if isinstance(error, PermissionError) or _DENIED.search(text):
-        step = "check the bucket, the credentials (AWS_ACCESS_KEY_ID and so on) and their rights, then retry"
+        named = _CREDENTIALS.get((scheme_of(address) or "")[:2], "AWS_ACCESS_KEY_ID")
+        step = f"check the bucket, the credentials ({named} and so on) and their rights, then retry"
         return StoreDenied(address, text, step=step, kind=kind)
     return StoreUnavailable(address, text, kind=kind)
 

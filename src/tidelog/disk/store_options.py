@@ -4,9 +4,9 @@
                                      or in the address: s3://key:secret@bucket/table?region=eu-central-1
     to_arrow, to_delta, to_iceberg   the same options for each library
 
-An option that is not given comes from the environment or the machine, as each library documents it; the endpoint and
-the region of S3 are looked up here, once, because the libraries read different variables. Values may be secret: no
-message and no `repr` shows them.
+An option that is not given comes from the environment or the machine, as each library documents it. What the libraries
+read from different variables is looked up here: endpoints and the region of S3 once, other options of Google and Azure
+where a store is opened (`with_environment`). Values may be secret: no message and no `repr` shows them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _NAMES: Final[dict[str, dict[str, tuple[tuple[str, str, str], tuple[str, ...]]]]
             ("service_account", "google_application_credentials", "service_account_path"),
         ),
         "anonymous": (("GOOGLE_SKIP_SIGNATURE", "anonymous", "gcs.anonymous"), ("skip_signature",)),
+        "endpoint": (("GOOGLE_BASE_URL", "endpoint_override", "gcs.service.host"), ("endpoint", "base_url")),
+        "allow_http": (("ALLOW_HTTP", "", ""), ()),
     },
     "abfs": {
         "account": (("AZURE_STORAGE_ACCOUNT_NAME", "account_name", "adls.account-name"), ("azure_account_name",)),
@@ -65,13 +67,24 @@ _NAMES: Final[dict[str, dict[str, tuple[tuple[str, str, str], tuple[str, ...]]]]
             ("AZURE_STORAGE_CLIENT_SECRET", "client_secret", "adls.client-secret"),
             ("azure_client_secret",),
         ),
+        # Of blobs: https://account.blob.core.windows.net, or http://host:port/account of an emulator.
+        "endpoint": (("AZURE_STORAGE_ENDPOINT", "", ""), ("azure_endpoint", "endpoint", "blob_endpoint")),
+        "allow_http": (("AZURE_ALLOW_HTTP", "", ""), ("allow_http",)),
+        "emulator": (("AZURE_STORAGE_USE_EMULATOR", "", ""), ("use_emulator",)),  # Azurite
     },
 }
-_FLAGS: Final = frozenset(("allow_http", "virtual_hosts", "anonymous"))
+_FLAGS: Final = frozenset(("allow_http", "virtual_hosts", "anonymous", "emulator"))
 _SECRETS: Final = frozenset(
     ("access_key", "secret_key", "session_token", "account_key", "sas_token", "client_secret", "client_id")
 )
-_OTHER: Final = ("scheme",)  # of pyarrow's S3: http or https
+# Other options of pyarrow: they are parts of an endpoint.
+_PARTS: Final = {
+    "s3": ("scheme",),
+    "gs": ("scheme",),
+    "abfs": ("blob_storage_authority", "blob_storage_scheme", "dfs_storage_authority", "dfs_storage_scheme"),
+}
+# Ways to say who one is: where one of them is given, the environment adds none.
+_IDENTITIES: Final = frozenset(("service_account", "anonymous", "account_key", "sas_token", "client_id"))
 _AMBIGUOUS: Final = frozenset(("token", "anonymous", "access_key"))  # also properties of catalogs, or of several stores
 
 
@@ -89,10 +102,27 @@ class StoreOptions:
             parameter = _NAMES[self.family][name][0][1]
             if parameter:
                 made[parameter] = value in _TRUE if name in _FLAGS else value
-        if self.family == "s3" and (endpoint := made.get("endpoint_override")):
+        if endpoint := made.get("endpoint_override"):
             made["scheme"], _, made["endpoint_override"] = endpoint.rpartition("://")
             made["scheme"] = made["scheme"] or "https"
-        return made
+        return made | self._azure_services()
+
+    def _azure_services(self) -> dict[str, str]:
+        """Return the parameters of pyarrow for an endpoint of Azure: where its two services are."""
+        endpoint = self.values.get("endpoint")
+        if self.family != "abfs" or endpoint is None:
+            return {}
+        scheme, _, rest = endpoint.rpartition("://")
+        host, _, path = rest.partition("/")
+        account = self.values.get("account", "")
+        if path.strip("/") == "" and account and host.startswith(f"{account}."):
+            host = host.removeprefix(account)  # pyarrow puts the account before a name that begins with a dot
+        services = {"blob_storage": host, "dfs_storage": host.replace(".blob.", ".dfs.", 1)}
+        return {
+            f"{service}_{what}": value
+            for service, authority in services.items()
+            for what, value in (("authority", authority), ("scheme", scheme or "https"))
+        }
 
     def to_delta(self) -> dict[str, str]:
         """Return `storage_options` of deltalake."""
@@ -101,7 +131,23 @@ class StoreOptions:
     def to_iceberg(self) -> dict[str, str]:
         """Return properties of pyiceberg."""
         found = {_NAMES[self.family][name][0][2]: value for name, value in self.values.items()}
+        found |= {f"adls.{name.replace('_', '-')}": value for name, value in self._azure_services().items()}
         return {name: value for name, value in found.items() if name}
+
+    def with_environment(self) -> StoreOptions:
+        """Return these options and those of Google and Azure that only deltalake finds in the environment."""
+        if self.family == "s3":
+            return self
+        given = any(name in self.values for name in _IDENTITIES)
+        found = {}
+        for name, (names, others) in _NAMES[self.family].items():
+            prefixed = [each.upper() for each in (names[0], *others) if each.lower().startswith(("azure", "google"))]
+            value = next((os.environ[each] for each in prefixed if os.environ.get(each)), None)
+            if value is not None and not (given and name in _IDENTITIES | {"tenant_id", "client_secret"}):
+                found[name] = value
+        if "account_key" in found:
+            found.pop("sas_token", None)  # pyarrow takes one of them
+        return StoreOptions(self.family, {**found, **self.values})
 
     def remove_secrets(self, text: str) -> str:
         """Return a message of a library without the values that may be secret."""
@@ -113,7 +159,7 @@ class StoreOptions:
 
 def family_of(scheme: str) -> str:
     """Return s3, gs or abfs for a scheme of TABLE_SCHEMES."""
-    return TABLE_SCHEMES[scheme].removesuffix("s") if scheme.startswith("abfs") else TABLE_SCHEMES[scheme]
+    return "abfs" if scheme.startswith("abfs") else TABLE_SCHEMES[scheme]
 
 
 def parse_store_address(address: str, given: Mapping[str, str] | None) -> tuple[str, StoreOptions]:
@@ -167,9 +213,14 @@ def parse_store_address(address: str, given: Mapping[str, str] | None) -> tuple[
 def options_for(family: str, given: Mapping[str, str]) -> tuple[StoreOptions | None, dict[str, str]]:
     """Split options of several libraries into those of a family of stores, None if there are none, and the rest."""
     known = _known_names(family)
+    if family == "abfs":
+        known |= {f"adls.{part.replace('_', '-')}": part for part in _PARTS[family]}
     found = {key: value for key, value in given.items() if key.lower() in known and key.lower() not in _AMBIGUOUS}
     rest = {key: value for key, value in given.items() if key not in found}
-    return (StoreOptions(family, _by_our_names(family, found)) if found else None), rest
+    if not found:
+        return None, rest
+    values = _by_our_names(family, found)
+    return StoreOptions(family, values if family == "s3" else _complete(family, values, "")), rest
 
 
 def _known_names(family: str) -> dict[str, str]:
@@ -185,20 +236,27 @@ def _known_names(family: str) -> dict[str, str]:
 def _by_our_names(family: str, given: Mapping[str, str]) -> dict[str, str]:
     known = _known_names(family)
     made: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for key, value in given.items():
-        name = known.get(key.lower())
-        if name is None and not (family == "s3" and key.lower() in _OTHER):
+        name, part = known.get(key.lower()), key.lower().removeprefix("adls.").replace("-", "_")
+        if name is None and part not in _PARTS[family]:
             usual = ", ".join(sorted(names[0] for names, _ in _NAMES[family].values()))
             raise BadInput(
                 f"the storage option {key[:60]!r} is not known for {family}:; nothing was done, the options are {usual}"
             )
+        if name is None:
+            parts[part] = str(value)
+            continue
         if name in _FLAGS:
             value = "true" if str(value).lower() in _TRUE else "false"
-        if name is not None:
-            made[name] = str(value)
-    scheme = {key.lower(): value for key, value in given.items()}.get("scheme")
-    if family == "s3" and scheme is not None and "endpoint" in made and "://" not in made["endpoint"]:
-        made["endpoint"] = f"{scheme}://{made['endpoint']}"
+        made[name] = str(value)
+    if "blob_storage_authority" in parts:
+        scheme, authority = parts.get("blob_storage_scheme", "https"), parts["blob_storage_authority"]
+        account = made.get("account", "")
+        is_name = authority.startswith(".")
+        made["endpoint"] = f"{scheme}://{account}{authority}" if is_name else f"{scheme}://{authority}/{account}"
+    if "scheme" in parts and "endpoint" in made and "://" not in made["endpoint"]:
+        made["endpoint"] = f"{parts['scheme']}://{made['endpoint']}"
     return made
 
 
@@ -237,15 +295,32 @@ def _check_credentials(values: Mapping[str, str], endpoint: str | None, bucket: 
         )
 
 
+_ENDPOINT_VARIABLES: Final = {
+    "gs": ("GOOGLE_BASE_URL",),
+    "abfs": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+
+
+def _with_endpoint(values: dict[str, str]) -> dict[str, str]:
+    """Return options whose endpoint has a scheme; one without encryption is allowed where it is named."""
+    endpoint = values["endpoint"]
+    whole = endpoint if "://" in endpoint else f"https://{endpoint}"
+    return {**values, "endpoint": whole, **({"allow_http": "true"} if whole.startswith("http://") else {})}
+
+
 def _complete(family: str, values: dict[str, str], bucket: str) -> dict[str, str]:
     """Add what the environment says and the libraries would not all read."""
     if family != "s3":
-        return values
+        if values.get("emulator") == "true":  # deltalake looks for it there, and nowhere else
+            base = os.environ.get("AZURITE_BLOB_STORAGE_URL") or "http://127.0.0.1:10000"
+            account = values.get("account", "devstoreaccount1")
+            values = {**values, "account": account, "endpoint": f"{base.rstrip('/')}/{account}"}
+        variables = _ENDPOINT_VARIABLES[family]
+        found = values.get("endpoint") or next((os.environ[name] for name in variables if os.environ.get(name)), "")
+        return _with_endpoint({**values, "endpoint": found}) if found else values
     endpoint = values.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
-        values["endpoint"] = endpoint if "://" in endpoint else f"https://{endpoint}"
-        if values["endpoint"].startswith("http://"):
-            values["allow_http"] = "true"
+        values = _with_endpoint({**values, "endpoint": endpoint})
     _check_credentials(values, endpoint, bucket)
     region = values.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region and not endpoint:

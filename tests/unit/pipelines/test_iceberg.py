@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 from pyiceberg.types import StringType
+from tests.kit.emulators import run_emulator
+from tests.kit.iceberg_rest import run_rest_catalog
 from tests.kit.s3 import SECRET_KEY, S3Server
 from tests.unit.pipelines.helpers import PipelineHarness, iceberg_table
 from tests.unit.pipelines.test_export import Killed, Killer
@@ -23,16 +25,32 @@ from tidelog.pipelines import table_formats
 from tidelog.pipelines.table_formats.iceberg import IcebergReader, IcebergScan, latest_scan
 from tidelog.pipelines.table_formats.interface import StagedFileMissing
 
+REST = pytest.param("rest", marks=pytest.mark.sweep)
+AZURE = pytest.param("abfs", marks=pytest.mark.sweep)
 
-@pytest.fixture(params=["directory", "bucket"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> PipelineHarness:
+
+@pytest.fixture(scope="module")
+def rest_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with run_rest_catalog(tmp_path_factory.mktemp("rest")) as address:
+        yield address
+
+
+@pytest.fixture(params=["directory", "bucket", REST, AZURE])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PipelineHarness]:
+    if request.param == "abfs":
+        (tmp_path / "store").mkdir()
+        with run_emulator(request.param, tmp_path / "store") as emulator:
+            yield PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, emulator=emulator))
+        return
     server: S3Server | None = request.getfixturevalue("s3_server") if request.param == "bucket" else None
-    return PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, server=server))
+    rest: str | None = request.getfixturevalue("rest_catalog") if request.param == "rest" else None
+    yield PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, server=server, rest=rest))
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> PipelineHarness:
-    return PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path))
+@pytest.fixture(params=["sql", REST])
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> PipelineHarness:
+    rest: str | None = request.getfixturevalue("rest_catalog") if request.param == "rest" else None
+    return PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, rest=rest))
 
 
 def test_a_table_is_its_topic(harness: PipelineHarness) -> None:
@@ -58,13 +76,20 @@ def test_the_position_is_in_the_snapshot_and_in_the_table(local: PipelineHarness
         assert (found["tidelog.topic"], found["tidelog.next_seq"]) == ("orders", "21")
 
 
-def test_an_export_that_is_killed_anywhere_goes_on(tmp_path: Path) -> None:
-    local = PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, "counted"))
+def other_table(local: PipelineHarness, root: Path, name: str) -> PipelineHarness:
+    """Return another table of the topic, in the same catalog."""
+    assert local.place.catalog is not None
+    uri = local.place.catalog.properties["uri"]
+    place = iceberg_table(root, name, rest=uri if uri.startswith("http") else None)
+    return PipelineHarness(root, "iceberg", place=place)
+
+
+def test_an_export_that_is_killed_anywhere_goes_on(local: PipelineHarness, tmp_path: Path) -> None:
     local.fill(60)
     steps = local.on_step = Killer()
     local.export_once()
     for at in range(1, len(steps.steps) + 1, 2):
-        again = PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, f"killed{at}"))
+        again = other_table(local, tmp_path, f"killed{at}")
         again.on_step = Killer(at)
         with pytest.raises(Killed):
             again.export_once()
@@ -183,7 +208,7 @@ def test_a_staged_file_that_is_gone_is_not_committed(local: PipelineHarness) -> 
 
     def lose(step: str) -> None:
         if step == "verify staged files":
-            for path in Path(local.data).parent.glob("warehouse/shop/orders/data/part-*"):
+            for path in Path(local.iceberg().location().removeprefix("file://")).glob("data/part-*"):
                 path.unlink()
 
     local.on_step = lose

@@ -36,10 +36,12 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.table import FileScanTask, StaticTable
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.transforms import DayTransform, IdentityTransform, Transform
+from pyiceberg.utils.config import Config
 
 from tidelog import addresses
 from tidelog.disk.bucket_disk import BucketDisk
@@ -62,6 +64,7 @@ from tidelog.pipelines.table_formats.interface import (
 _PREFIX: Final = "tidelog."
 _COMMIT_KEY: Final = "tidelog.commit"
 _DATA_DIR: Final = "data"
+_FILE_IO: Final = "pyiceberg.io.pyarrow.PyArrowFileIO"
 _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 COMMIT_ATTEMPTS: Final = 20
 _FIRST_PAUSE_S: Final = 0.02  # before the second attempt; it doubles up to _MAX_PAUSE_S
@@ -387,7 +390,10 @@ def _data_place(name: CatalogTable, table: PyIcebergTable) -> tuple[Disk, str]:
 
 def open_catalog(name: CatalogTable) -> Catalog:
     try:
-        return load_catalog(name.catalog, **name.properties)
+        configured = Config().get_catalog_config(name.catalog) or {}
+        # pyiceberg would take other libraries for the files of some stores, which are not installed with it.
+        default = {} if PY_IO_IMPL in configured else {PY_IO_IMPL: _FILE_IO}
+        return load_catalog(name.catalog, **{**default, **name.properties})
     except Exception as error:
         raise _catalog_error(name, error) from None
 
