@@ -116,6 +116,9 @@ class AsyncGroupBatch:
     def __len__(self) -> int:
         return len(self.records)
 
+    def __bool__(self) -> bool:  # `while batch := await group.claim(…)` does not end at a gap without records
+        return True
+
     async def ack(self) -> bool:
         self.is_settled = True
         return await self._group.ack(self.consumer, self.lease_id)

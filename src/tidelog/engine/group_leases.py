@@ -14,10 +14,10 @@ leases are void and consumption continues after the position: at least once, nev
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -73,6 +73,7 @@ class GroupLeases:
         self._position = self._next = -1  # -1: nothing was claimed yet
         self._commit_target: int | None = None
         self._leases: dict[int, RangeLease] = {}
+        self._deadlines: list[tuple[int, int]] = []  # a heap of deadlines and lease ids, also of leases that changed
         self._returned: list[tuple[int, int]] = []  # a heap: the first range goes out first
         self._finished: list[tuple[int, int]] = []  # sorted, without overlap, above the position
         # Starts at the time, so that a lease of an earlier process is no lease of this one.
@@ -87,6 +88,7 @@ class GroupLeases:
         """Lease the next range to a consumer and return it with its records; None if there is none now.
 
         `read(from_seq, to_seq)` returns the page after `from_seq`; how much it reads decides how long the range is.
+        A range whose records were all deleted is finished by this; `commit_finished` moves the position then.
         """
         with self._lock:
             now_ms = self._refresh()
@@ -94,6 +96,8 @@ class GroupLeases:
                 raise Throttled("group leases", max=LEASES_MAX, used=len(self._leases), asked=1)
             while True:
                 first, last = heappop(self._returned) if self._returned else (self._next + 1, None)
+                if last is not None and last <= self._position:  # evicted, and acked as the gap of another range
+                    continue
                 try:
                     page = read(first - 1, last)
                 except BaseException:
@@ -106,11 +110,15 @@ class GroupLeases:
                 if end < first:
                     return None
                 # A gap may reach beyond a returned range; what it covers above is delivered with it.
+                while self._returned and self._returned[0][0] <= end:
+                    _, above = heappop(self._returned)
+                    if above > end:
+                        heappush(self._returned, (end + 1, above))
                 self._next = max(self._next, end)
                 if page.counts.rows or page.gap is not None:
                     self._last_lease_id += 1
                     lease = RangeLease(self._last_lease_id, consumer, first, end, now_ms + lease_ms)
-                    self._leases[lease.lease_id] = lease
+                    self._add(lease)
                     return lease, page
                 self._finish(first, end)  # all deleted
 
@@ -126,11 +134,7 @@ class GroupLeases:
             if lease is None:
                 return False
             self._finish(lease.first_seq, lease.last_seq)
-        try:
-            self._commit_finished(commit)
-        except CursorConflict:  # another caller moved the group meanwhile
-            return False
-        return True
+        return self.commit_finished(commit)
 
     def release(self, consumer: str, lease_id: int) -> bool:
         """Return a range unfinished; False: the lease is void."""
@@ -150,7 +154,7 @@ class GroupLeases:
             lease = self._take(consumer, lease_id)
             if lease is None:
                 return False
-            self._leases[lease_id] = lease._replace(deadline_ms=now_ms + lease_ms)
+            self._add(lease._replace(deadline_ms=now_ms + lease_ms))
             return True
 
     def leave(self, consumer: str) -> int:
@@ -197,7 +201,8 @@ class GroupLeases:
     def next_deadline_ms(self) -> int | None:
         """When the next lease ends, by the monotonic clock; None: there is none."""
         with self._lock:
-            return min((lease.deadline_ms for lease in self._leases.values()), default=None)
+            lease = self._first_to_end()
+            return None if lease is None else lease.deadline_ms
 
     def seconds_to_next_deadline(self) -> float | None:
         """How long it is until the next lease ends; None: there is none."""
@@ -214,13 +219,30 @@ class GroupLeases:
         if position not in (self._position, self._commit_target):
             self._position = self._next = position
             self._leases.clear()
+            self._deadlines.clear()
             self._returned.clear()
             self._finished.clear()
         now_ms = self._topic.context.clock.monotonic_ms()
         if expire:
-            for lease in [each for each in self._leases.values() if each.deadline_ms <= now_ms]:
+            while (lease := self._first_to_end()) is not None and lease.deadline_ms <= now_ms:
                 self._return(lease)
         return now_ms
+
+    def _add(self, lease: RangeLease) -> None:
+        self._leases[lease.lease_id] = lease
+        heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
+        if len(self._deadlines) > 2 * len(self._leases) + 100:  # most are of leases that were settled or extended
+            self._deadlines = [(each.deadline_ms, each.lease_id) for each in self._leases.values()]
+            heapify(self._deadlines)
+
+    def _first_to_end(self) -> RangeLease | None:
+        while self._deadlines:
+            deadline_ms, lease_id = self._deadlines[0]
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.deadline_ms == deadline_ms:
+                return lease
+            heappop(self._deadlines)
+        return None
 
     def _take(self, consumer: str, lease_id: int) -> RangeLease | None:
         lease = self._leases.get(lease_id)
@@ -234,25 +256,39 @@ class GroupLeases:
 
     def _finish(self, first: int, last: int) -> None:
         """Add a range to the finished ones, joined with its neighbours."""
-        insort(self._finished, (first, last))
-        joined: list[tuple[int, int]] = []
-        for lo, hi in self._finished:
-            if joined and lo <= joined[-1][1] + 1:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], hi))
-            else:
-                joined.append((lo, hi))
-        self._finished = joined
+        first = max(first, self._position + 1)  # below: evicted, and acked as the gap of another range
+        if last < first:
+            return
+        start = bisect_left(self._finished, (first, last))
+        if start and self._finished[start - 1][1] >= first - 1:
+            start -= 1
+        stop = start
+        while stop < len(self._finished) and self._finished[stop][0] <= last + 1:
+            first, last = min(first, self._finished[stop][0]), max(last, self._finished[stop][1])
+            stop += 1
+        self._finished[start:stop] = [(first, last)]
 
     # ── the position ──────────────────────────────────────────────────────────────────────────
 
-    def _commit_finished(self, commit: Callable[[int, int], object]) -> None:
-        """Move the position to the end of the finished ranges that follow it. Acks that wait for a commit share the
-        next one."""
-        with self._committing:
+    @property
+    def can_commit(self) -> bool:
+        """Whether finished ranges follow the position."""
+        with self._lock:
+            return self._follows_position()
+
+    def _follows_position(self) -> bool:
+        return bool(self._finished) and self._finished[0][0] <= self._position + 1
+
+    def commit_finished(self, commit: Callable[[int, int], object]) -> bool:
+        """Move the position to the end of the finished ranges that follow it; False: another caller has moved it.
+
+        Acks that wait for a commit share the next one.
+        """
+        with suppress(CursorConflict), self._committing:
             with self._lock:
                 position = self._position
-                if not self._finished or self._finished[0][0] > position + 1:
-                    return
+                if not self._follows_position():
+                    return True
                 target = self._commit_target = self._finished[0][1]
             try:
                 commit(target, position)
@@ -263,3 +299,5 @@ class GroupLeases:
             finally:
                 with self._lock:
                     self._commit_target = None
+            return True
+        return False

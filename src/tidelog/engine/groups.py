@@ -454,6 +454,7 @@ class Group:
                 if claimed is not None:
                     lease, page = claimed
                     return GroupBatch(self, lease.lease_id, consumer, lease.first_seq, page)
+                commit_finished(self)
                 now_ms, ends_ms = clock.monotonic_ms(), leases.next_deadline_ms()
                 if until_ms is not None and now_ms >= until_ms:
                     return None
@@ -472,7 +473,7 @@ class Group:
         (True, 2)
         """
         check_lease(consumer, lease_id)
-        return self._leases.ack(consumer, lease_id, lambda seq, expect: self.commit(seq, expect=expect))
+        return self._leases.ack(consumer, lease_id, self._commit_from)
 
     def release(self, consumer: str, lease_id: int) -> bool:
         """Return a leased range; the next claim gets it. False: the lease ended before.
@@ -519,6 +520,9 @@ class Group:
     def _leases(self) -> GroupLeases:
         with self._topic.lock:
             return self._topic.group_leases.setdefault(self.name, GroupLeases(self._topic, self.name))
+
+    def _commit_from(self, seq: int, position: int) -> None:
+        self.commit(seq, expect=position)
 
     def commit(self, seq: int, *, expect: int | None = None) -> int:
         """Move the cursor to `seq`: everything up to it was processed. Durable as the topic's class says.
@@ -694,6 +698,9 @@ class GroupBatch:
     def __len__(self) -> int:
         return len(self.records)
 
+    def __bool__(self) -> bool:  # `while batch := group.claim(…)` does not end at a gap without records
+        return True
+
     def ack(self) -> bool:
         """Finish the records; False: the lease ended, and they are delivered again."""
         self.is_settled = True
@@ -731,13 +738,20 @@ def leases_of(group: Group) -> GroupLeases:
 def claim_range(
     group: Group, consumer: str, read_range: Callable[[int, int | None], PageT], *, lease_ms: int
 ) -> tuple[RangeLease, PageT] | None:
-    """`Group.claim` of records in the form that `read_range(from_seq, to_seq)` returns, without waiting."""
+    """`Group.claim` of records in the form that `read_range(from_seq, to_seq)` returns, without waiting. Where it finds
+    none, `commit_finished` follows."""
     check_consumer(consumer)
     check_int("lease_ms", lease_ms, 1, LEASE_MS_MAX)
     topic = group._topic
     topic.check_writable()
     topic.context.shard(topic.id)  # raises where nothing can be written
     return group._leases.claim(consumer, lease_ms, read_range)
+
+
+def commit_finished(group: Group) -> None:
+    """Move the position past ranges that `claim_range` found to be deleted, and what was acked after them."""
+    if group._leases.can_commit:
+        group._leases.commit_finished(group._commit_from)
 
 
 def _group_info(topic: TopicState, name: str) -> tuple[GroupState, int]:

@@ -11,7 +11,7 @@ from tidelog import api_types
 from tidelog.api_types import WAIT_MS_MAX
 from tidelog.engine import FieldSelection, JsonPage
 from tidelog.engine.group_leases import RangeLease
-from tidelog.engine.groups import claim_range, leases_of
+from tidelog.engine.groups import claim_range, commit_finished, leases_of
 from tidelog.engine.topic import topic_operations
 from tidelog.http.interface import Response
 from tidelog.server import response_types as responses
@@ -64,6 +64,8 @@ async def claim(context: RequestContext) -> Response:
             woken.clear()
             context.check_key()
             claimed = await service.run_read(topic, group.position, work)
+            if claimed is None and leases.can_commit:
+                await service.run_blocking(lambda: commit_finished(group))
             now_ms, ends_ms = clock.monotonic_ms(), leases.next_deadline_ms()
             if claimed is not None or now_ms >= until_ms or service.stopping.is_set():
                 return _claim_response(context, body, claimed)
