@@ -70,7 +70,7 @@ class Append(Commit):
         super().__init__(frames, frames=len(frames), durable=topic.is_durable, future=CommitFuture(self.shard))
         if key is not None:  # first: a torn write may leave the key without its records, and replay then ignores it
             body = control_frames.WriteKey(key=key, first=first, last=first + len(batch) - 1)
-            self.prepend(frame.encode(body.KIND, topic_id=topic.id, ts_ms=ts_ms, data=control_frames.encode(body)))
+            self.prepend(topic.encode_control(body, ts_ms=ts_ms))
         self.may_use_reserve = topic.name.startswith(OWN)
         self.topic, self.first, self.count, self.ts_ms = topic, first, len(batch), ts_ms
         self.data_bytes, self.key = batch.weight, key

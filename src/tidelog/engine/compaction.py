@@ -36,7 +36,7 @@ from tidelog.engine.record_keys import selector_of
 from tidelog.engine.segment import SizeCount
 from tidelog.engine.topic_state import CompactionProgress, TopicState
 from tidelog.errors import BadInput, Error, Refused
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
 from tidelog.wal import Commit, CommitFuture
@@ -71,13 +71,7 @@ class CompactionCommit(Commit):
         actor: str | None,
         matched: MatchedRecords,
     ) -> None:
-        encoded = frame.encode(
-            body.KIND,
-            topic_id=topic.id,
-            seq=number,
-            ts_ms=topic.next_timestamp_ms(),
-            data=control_frames.encode(body),
-        )
+        encoded = topic.encode_control(body, seq=number)
         super().__init__([encoded], frames=1, durable=topic.is_durable, future=CommitFuture(topic.shard))
         self.topic, self.body, self.number, self.actor, self.matched = topic, body, number, actor, matched
 

@@ -31,7 +31,7 @@ from tidelog.engine.tag_search import search_part, search_part_locked
 from tidelog.engine.topic_index import Slice
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Corrupt, Error
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.formats.control_frames import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
@@ -65,13 +65,7 @@ class DeleteCommit(Commit):
         actor: str | None,
         matched: MatchedRecords | None = None,
     ) -> None:
-        encoded = frame.encode(
-            frame.DELETE,
-            topic_id=topic.id,
-            seq=number,
-            ts_ms=topic.next_timestamp_ms(),
-            data=control_frames.encode(body),
-        )
+        encoded = topic.encode_control(body, seq=number)
         super().__init__([encoded], frames=1, durable=topic.is_durable, future=CommitFuture(topic.shard))
         self.topic, self.body, self.number, self.actor, self.matched = topic, body, number, actor, matched
 

@@ -91,7 +91,7 @@ class ControlCommit(Commit):
             topic.last_assigned_seq if isinstance(body, control_frames.ConfigUpdate) else 0,
             topic.context.now_ms(),
         )
-        encoded = frame.encode(body.KIND, topic_id=topic.id, seq=seq, ts_ms=ts_ms, data=control_frames.encode(body))
+        encoded = topic.encode_control(body, seq=seq, ts_ms=ts_ms)
         super().__init__([encoded], frames=1, durable=True, future=CommitFuture(topic.shard))
         # The gap log topic is created for the first removal, which a checkpoint waits for.
         self.may_use_reserve = topic.name.startswith(OWN) or not isinstance(body, control_frames.TopicCreate)

@@ -32,7 +32,7 @@ from tidelog.engine.results import Page, Record
 from tidelog.engine.topic_index import Gap, GroupCursorState
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, CursorConflict, Error, GapFound, Throttled
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.formats.control_frames import GroupCursor
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.times import Duration, Seconds, duration_ms, seconds, time_ms
@@ -132,7 +132,7 @@ class CursorCommit(Commit):
 
     def __init__(self, topic: TopicState, body: GroupCursor) -> None:
         self.topic, self.body, self.ts_ms = topic, body, topic.context.now_ms()
-        frames = [frame.encode(body.KIND, topic_id=topic.id, ts_ms=self.ts_ms, data=control_frames.encode(body))]
+        frames = [topic.encode_control(body, ts_ms=self.ts_ms)]
         self.floor = 0
         if body.hold_bytes and not topic.had_retention_hold:
             # From here on replay no longer derives cap floors: the current floor is logged first.
@@ -142,13 +142,7 @@ class CursorCommit(Commit):
             watermark = control_frames.EvictWatermark(
                 evict_floor=self.floor, earliest_seq=index.earliest, expiry_floor=index.watermarks.ttl + 1
             )
-            encoded = frame.encode(
-                frame.EVICT_WATERMARK,
-                topic_id=topic.id,
-                ts_ms=topic.next_timestamp_ms(),
-                data=control_frames.encode(watermark),
-            )
-            frames.insert(0, encoded)
+            frames.insert(0, topic.encode_control(watermark))
         super().__init__(frames, frames=len(frames), durable=topic.is_durable, future=CommitFuture(topic.shard))
 
     def apply(self, error: Error | None) -> None:

@@ -57,7 +57,7 @@ from tidelog.engine.idempotency import SINGLE_BATCH_PREFIX, BatchRange
 from tidelog.engine.results import Appended
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, BatchConflict, Damaged, DiskFull, Error, NotFound, TooLarge, WriteFailed
-from tidelog.formats import arrow_ipc, control_frames, frame
+from tidelog.formats import arrow_ipc
 from tidelog.formats.control_frames import NumberedBatch
 from tidelog.types import Buffer
 from tidelog.wal import CommitFuture
@@ -90,9 +90,7 @@ class ProducerAppend(Append):
         super().__init__(topic, first, ts_ms, batch, key)
         last = first + len(batch) - 1
         self.body = NumberedBatch(writer=writer, number=number, first=first, last=last, sum=total, query_id=query_id)
-        self.prepend_durable(
-            frame.encode(self.body.KIND, topic_id=topic.id, ts_ms=ts_ms, data=control_frames.encode(self.body))
-        )
+        self.prepend_durable(topic.encode_control(self.body, ts_ms=ts_ms))
 
     def _publish(self) -> None:
         """Publish, record the batch and end its pending state at one moment: a repetition finds one or the other."""

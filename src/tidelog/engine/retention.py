@@ -19,7 +19,7 @@ from tidelog.engine.routing import forwarder
 from tidelog.engine.topic_index import Gap
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.wal import Commit, CommitFuture
 
 
@@ -37,11 +37,8 @@ class WatermarkCommit(Commit):
             earliest_seq=max(floor, topic.index.earliest),
             expiry_floor=expiry,
         )
-        encoded = frame.encode(
-            frame.EVICT_WATERMARK, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=control_frames.encode(body)
-        )
         durable = topic.config.durability != "memory"
-        super().__init__([encoded], frames=1, durable=durable, future=CommitFuture(topic.shard))
+        super().__init__([topic.encode_control(body)], frames=1, durable=durable, future=CommitFuture(topic.shard))
 
     def apply(self, error: Error | None) -> int | Error:
         topic = self.topic

@@ -346,6 +346,11 @@ class TopicState:
         """The timestamp of the next record: now, or that of the last record if the clock went back."""
         return max(self.context.now_ms(), self.index.last_ts)
 
+    def encode_control(self, body: control_frames.Body, *, seq: int = 0, ts_ms: int | None = None) -> bytes:
+        """Encode a control frame of this topic; without `ts_ms` with the timestamp of the next record."""
+        ts_ms = self.next_timestamp_ms() if ts_ms is None else ts_ms
+        return frame.encode(body.KIND, topic_id=self.id, seq=seq, ts_ms=ts_ms, data=control_frames.encode(body))
+
     # ── publishing, by the committer ──────────────────────────────────────────────────────────
 
     def publish(

@@ -32,7 +32,7 @@ from tidelog.engine.queues.queue_state import QueueCommit, QueueState
 from tidelog.engine.topic_index import TopicIndex
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Error
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.formats.control_frames import LeaseEvent
 from tidelog.wal import CommitFuture
 
@@ -443,8 +443,7 @@ def submit_ack(state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids
         body = control_frames.Delete(seqs=tuple(sorted(selected.seqs)), bound_head=topic.index.head + 1)
 
         def encode_delete() -> list[bytes]:
-            data = control_frames.encode(body)
-            return [frame.encode(frame.DELETE, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=data)]
+            return [topic.encode_control(body)]
 
         def apply_ack() -> None:
             state.leases.on_acked(selected.seqs)

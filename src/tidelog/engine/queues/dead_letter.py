@@ -38,7 +38,7 @@ from tidelog.engine.read import RecordChunk, TopicScan, chunk_records
 from tidelog.engine.results import Appended, Record
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import BadInput, Damaged, Error, NotAQueue, Refused, TopicNotFound, Unavailable
-from tidelog.formats import control_frames, frame
+from tidelog.formats import control_frames
 from tidelog.formats.control_frames import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.rows import Rows, Span, copy_values
@@ -263,12 +263,7 @@ def _delete_moved(state: QueueState, seqs: list[int]) -> CommitFuture[None]:
             topic.mark_dirty()
             return CommitFuture.completed(topic.shard, None)
         count = state.staged_dead_letters + len(seqs)
-        delete_frame = frame.encode(
-            frame.DELETE,
-            topic_id=topic.id,
-            ts_ms=topic.next_timestamp_ms(),
-            data=control_frames.encode(body),
-        )
+        delete_frame = topic.encode_control(body)
         commit = QueueCommit(
             state,
             [delete_frame, state.encode_lease_mark(state.lease_id_ceiling, count)],

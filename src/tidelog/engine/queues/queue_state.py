@@ -22,7 +22,7 @@ from tidelog.engine.queues.jobs import JobFailure, QueueCounts, read_schedules
 from tidelog.engine.queues.leases import LeaseTable, QueueSnapshot, SweepResult, encode_queue_row
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Damaged, Error
-from tidelog.formats import control_frames, frame, segment_index
+from tidelog.formats import control_frames, segment_index
 from tidelog.formats.control_frames import LeaseEvent
 from tidelog.types import Buffer
 from tidelog.wal import Commit, CommitFuture
@@ -151,10 +151,7 @@ class QueueState:
         body = control_frames.Lease(
             event=event, lease_id=lease_id, deadline_ms=deadline_ms, deliveries=count, node=node
         )
-        data = control_frames.encode(body)
-        return frame.encode(
-            frame.LEASE, topic_id=self.topic.id, seq=seq, ts_ms=self.topic.next_timestamp_ms(), data=data
-        )
+        return self.topic.encode_control(body, seq=seq)
 
     def encode_lease_mark(self, ceiling: int, dead_lettered: int) -> bytes:
         """Encode the frame that reserves lease ids up to the ceiling and holds the number of dead letters."""

@@ -627,9 +627,7 @@ class Forwarder:
 
     def encode_router_frame(self, body: control_frames.Body, number: int) -> bytes:
         """Encode a frame about the routers of the dest; its seq is the number."""
-        dest = self.dest
-        data = control_frames.encode(body)
-        return frame.encode(body.KIND, topic_id=dest.id, seq=number, ts_ms=dest.context.now_ms(), data=data)
+        return self.dest.encode_control(body, seq=number, ts_ms=self.dest.context.now_ms())
 
 
 def _nothing_done() -> bool:
