@@ -387,12 +387,12 @@ def _check_setting(name: str, value: object, limits: ChannelLimits) -> None:
             raise BadInput(f"{name} is {value!r}, it must be between 0 and {maximum}; nothing was changed")
 
 
-def page_of(entries: tuple[str, ...], number: object, size: object, *, size_max: int = 100) -> tuple[str, ...]:
-    """Return one page of a list; pages count from 1."""
+def page_of(entries: tuple[str, ...], number: object, size: object) -> tuple[str, ...]:
+    """Return one page of a list; pages count from 1 and have at most 100 entries."""
     for name, value in (("page", number), ("page_size", size)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise BadInput(f"{name} is {value!r}, it must be at least 1; nothing was done")
     assert isinstance(number, int)
     assert isinstance(size, int)
-    size = min(size, size_max)
+    size = min(size, 100)
     return entries[(number - 1) * size : number * size]

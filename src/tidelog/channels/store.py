@@ -504,9 +504,9 @@ class ChannelCheck:
     meanwhile has no findings.
     """
 
-    def __init__(self, root: str, *, disk: Disk | None = None, only: Collection[str] | None = None) -> None:
+    def __init__(self, root: str, *, only: Collection[str] | None = None) -> None:
         self._only = only
-        self._disk = disk or PosixDisk()
+        self._disk = PosixDisk()
         self._store = ChannelStore(self._disk, root.rstrip("/") or "/", ChannelMetrics(SystemClock()))
         self.channels = self.messages = self.bytes = 0
         self._last_counts = (0, 0)  # messages and bytes of the channel checked last

@@ -30,7 +30,7 @@ from tidelog.client.core import (
     Response,
     Steps,
 )
-from tidelog.clock import Clock, SystemClock
+from tidelog.clock import SystemClock
 from tidelog.errors import Closed, Error, InDoubt, WriteCancelled
 from tidelog.types import Buffer
 
@@ -173,9 +173,8 @@ class AsyncClient:
         key: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
         retry_ms: int = 0,
-        clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self.core = ClientCore(url, key=key, retry_ms=retry_ms, clock=self._clock)
         self.url, self._timeout_s = url, timeout_s
         self._idle: list[_Connection] = []

@@ -136,14 +136,8 @@ class ConnectionLost(Exception):
 class RetryBackoff:
     """Pauses between the attempts of one request, for at most `limit_ms` after the first failure."""
 
-    def __init__(
-        self,
-        limit_ms: int,
-        clock: Clock,
-        pause: Callable[[float], object] | None = None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self._limit_ms, self._clock, self._pause, self._jitter = limit_ms, clock, pause, jitter
+    def __init__(self, limit_ms: int, clock: Clock, pause: Callable[[float], object] | None = None) -> None:
+        self._limit_ms, self._clock, self._pause = limit_ms, clock, pause
         self._first_failure_ms: int | None = None
         self._next_ms = _FIRST_PAUSE_MS
 
@@ -158,7 +152,7 @@ class RetryBackoff:
         if left_ms <= 0 or at_least_s * 1000 > left_ms:
             raise error
         # Random over half of the pause: the tasks of a Spark query all lose the server at the same moment.
-        wait_ms = min(max(self._next_ms * (0.5 + self._jitter() / 2), at_least_s * 1000), left_ms)
+        wait_ms = min(max(self._next_ms * (0.5 + random.random() / 2), at_least_s * 1000), left_ms)
         self._next_ms = min(self._next_ms * 2, _MAX_PAUSE_MS)
         return Pause(wait_ms / 1000)
 

@@ -308,13 +308,13 @@ def page_faults() -> tuple[int, int] | None:
     return usage.ru_minflt + usage.ru_majflt, usage.ru_majflt
 
 
-def measure_sync_us(directory: str, now_us: Callable[[], int], *, rounds: int = 20) -> int:
+def measure_sync_us(directory: str, now_us: Callable[[], int]) -> int:
     """Measure the median latency of a 4 KiB write with fdatasync, in microseconds. Raises OSError."""
     import tempfile  # late: importing it takes a tenth of the start of a process
 
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".tidelog-doctor-") as file:
         latencies_us = []
-        for _ in range(rounds):
+        for _ in range(20):
             start = now_us()
             os.pwrite(file.fileno(), bytes(4096), 0)
             os.fdatasync(file.fileno())

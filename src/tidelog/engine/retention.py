@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from tidelog.engine.context import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext
 from tidelog.engine.routing import forwarder
@@ -21,6 +22,8 @@ from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
 from tidelog.formats import control_frames
 from tidelog.wal import Commit, CommitFuture
+
+_DUE_TOPICS_MAX: Final = 1_000  # of one pass
 
 
 class WatermarkCommit(Commit):
@@ -79,11 +82,11 @@ def _begin_expiry(topic: TopicState, expiry: int) -> CommitFuture[int] | None:
     return _submit_floor(topic, expiry)
 
 
-def run_due_maintenance(context: EngineContext, topics_max: int = 1_000) -> dict[TopicState, Exception]:
+def run_due_maintenance(context: EngineContext) -> dict[TopicState, Exception]:
     """Expire records and seal segments of all topics that are due; return the topics that failed. One sync per shard
     makes their floors durable."""
     now_ms, failed = context.now_ms(), dict[TopicState, Exception]()
-    due = context.schedule.take_due(now_ms, topics_max)
+    due = context.schedule.take_due(now_ms, _DUE_TOPICS_MAX)
     remaining: dict[TopicState, int | None] = dict.fromkeys((topic for topic in due if topic.config.ttl_ms), None)
     while remaining:
         pending: dict[TopicState, tuple[int, CommitFuture[int]]] = {}

@@ -40,15 +40,13 @@ HEADER_BYTES: Final = 8
 TRAILER_BYTES: Final = 32
 assert len(_HEADER) == HEADER_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
 assert _TRAILER.size == TRAILER_BYTES, "drawn above"
-LEVEL_DEFAULT: Final = 3
+_LEVEL: Final = 3
 
 
-def encode_blocks(
-    blocks: Iterable[Buffer], block_bytes: int = BLOCK_BYTES, level: int = LEVEL_DEFAULT
-) -> Iterator[bytes]:
+def encode_blocks(blocks: Iterable[Buffer], block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield an object piece by piece from blocks of `block_bytes` bytes, of which only the last may be shorter. Memory
     holds one block at a time."""
-    codec = pa.Codec("zstd", compression_level=level)
+    codec = pa.Codec("zstd", compression_level=_LEVEL)
     stops: list[int] = []
     sums: list[int] = []
     pos, size = HEADER_BYTES, 0

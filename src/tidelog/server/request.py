@@ -291,5 +291,5 @@ def find_topic(engine: Engine, name: str) -> Topic:
     return topic
 
 
-def json_response(value: object, *, status: int = 200) -> Response:
-    return Response(status, encode_json(value))
+def json_response(value: object) -> Response:
+    return Response(200, encode_json(value))

@@ -169,10 +169,10 @@ class Service:
             async with asyncio.timeout(seconds):
                 await self.auth.stream_limit.wait_empty()
 
-    async def finish_tasks(self, seconds: float = 1.0) -> None:
-        """Wait for the spawned tasks; cancel those that do not end in time."""
+    async def finish_tasks(self) -> None:
+        """Wait 1 s for the spawned tasks; cancel those that do not end in time."""
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            _, late = await asyncio.wait(self._tasks, timeout=1.0)
             for task in late:
                 task.cancel()
 

@@ -54,8 +54,9 @@ from tidelog.spark.task_reader import TaskReader
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: Options, schema: StructType, *, clock: Clock | None = None) -> None:
-        self._options, self._schema, self._clock = options, schema, clock or SystemClock()
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._clock: Clock = SystemClock()
         self._available_now_end: Positions | None = None
         self._opened_backend: Backend | None = None
         self._initial_positions: Positions | None = None  # at the start of the query: nothing was processed

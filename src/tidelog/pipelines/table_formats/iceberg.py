@@ -157,7 +157,7 @@ class IcebergTable:
     format: interface.Format = "iceberg"
 
     def __init__(self, name: CatalogTable, *, write: bool, step: OnStep = interface.no_step) -> None:
-        self._name, self._step, self._is_writer = name, step, write
+        self._name, self._step = name, step
         self._pause: Callable[[float], object] = Event().wait
         self._catalog = open_catalog(name)
         self._table: PyIcebergTable | None = None
