@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -43,17 +41,6 @@ def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, rounds: i
 def kill_after(path: str, codec: str, sync: str, *, acks: int) -> int | None:
     """Run the writer, kill -9 it once it said so many acks; return the last seq it acked."""
     writer = Path(__file__).with_name("kill_writer.py")
-    child = processes.Popen([sys.executable, str(writer), path, codec, sync], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    last = None
-    for number, line in enumerate(child.stdout, 1):
-        last = int(line)
-        if number == acks:
-            child.send_signal(signal.SIGKILL)
-            break
-    rest, _ = child.communicate()  # lines that were on their way are acks as well
-    assert child.returncode == -signal.SIGKILL
-    for line in rest.splitlines():
-        if line.isdigit():
-            last = int(line)
-    return last
+    command = [sys.executable, str(writer), path, codec, sync]
+    lines = processes.run_until_killed(command, lambda lines: len(lines) == acks)
+    return max((int(line) for line in lines if line.strip().isdigit()), default=None)

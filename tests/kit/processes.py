@@ -17,11 +17,12 @@ import inspect
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -99,6 +100,22 @@ def run(
 
 
 # ── in the test's process ─────────────────────────────────────────────────────────────────────────
+
+
+def run_until_killed(command: Sequence[str], is_enough: Callable[[list[bytes]], bool]) -> list[bytes]:
+    """Run a writer, kill -9 it once the lines that it has printed are enough, and return all of its lines."""
+    lines: list[bytes] = []
+    child = Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    for line in child.stdout:
+        lines.append(line)
+        if is_enough(lines):
+            child.kill()
+            break
+    rest, _ = child.communicate()  # lines that were on their way count as well
+    assert child.returncode == -signal.SIGKILL, f"the writer ended by itself with {child.returncode}"
+    lines += rest.splitlines()
+    return lines
 
 
 class _Starter:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -157,16 +155,9 @@ def test_a_process_that_is_killed_during_a_backup_harms_neither_source_nor_targe
 def kill_backups(path: str, target: str, spin: int, *, lines: int) -> tuple[int, dict[str, int]]:
     """Run the child and kill it after so many lines; the last acked seq, and the backups that it said."""
     command = [sys.executable, "-m", "tests.crash.topics.backup_process", path, target, str(spin)]
-    child = processes.Popen(command, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    heard: list[bytes] = []
-    for line in child.stdout:
-        heard.append(line)
-        if len(heard) >= lines and any(each.startswith(b"B") for each in heard):
-            child.send_signal(signal.SIGKILL)
-            break
-    rest, _ = child.communicate()
-    assert child.returncode == -signal.SIGKILL
-    words = [line.decode().split() for line in (*heard, *rest.splitlines())]
+    heard = processes.run_until_killed(
+        command, lambda heard: len(heard) >= lines and any(each.startswith(b"B") for each in heard)
+    )
+    words = [line.decode().split() for line in heard]
     acked = [int(word[2]) for word in words if word[0] == "A"]
     return max(acked, default=0), {word[1]: int(word[2]) for word in words if word[0] == "B"}

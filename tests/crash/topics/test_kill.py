@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,16 +67,7 @@ def kill_after(ledger: Ledger, path: str, spin: int, shards: int, *, acks: int) 
     """Run the writer, and kill -9 it once it said so much."""
     writer = Path(__file__).with_name("kill_writer.py")
     command = [sys.executable, str(writer), path, str(spin), str(shards)]
-    child = processes.Popen(command, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    for number, line in enumerate(child.stdout, 1):
-        ledger.hear(line)
-        if number == acks:
-            child.send_signal(signal.SIGKILL)
-            break
-    rest, _ = child.communicate()  # lines that were on their way were said as well
-    assert child.returncode == -signal.SIGKILL, f"the writer ended by itself with {child.returncode}"
-    for line in rest.splitlines():
+    for line in processes.run_until_killed(command, lambda lines: len(lines) == acks):
         ledger.hear(line)
 
 
