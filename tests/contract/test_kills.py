@@ -81,6 +81,13 @@ def run_threads(server: Server, url: str, kills: int, total: int, random: Random
             while len(found) < total:
                 found += seen_in(next(items))
 
+        shared: dict[int, bytes] = {}  # what the consumers of one group had, at least once each
+
+        def consume(consumer: str) -> None:
+            while len(shared) < total:
+                for batch in topic.group("shared").consume(consumer, 50, lease_ms=2_000, timeout=0.2):
+                    shared.update(seen for record in batch for seen in seen_in(record))
+
         with topic.producer(linger_ms=1, max_bytes=20_000) as producer:
 
             def send(sender: int) -> None:
@@ -93,6 +100,8 @@ def run_threads(server: Server, url: str, kills: int, total: int, random: Random
                 lambda: follow("pages", topic.follow(batch=100, heartbeat=0.1, timeout=RETRY_S)),
                 lambda: follow("arrow", topic.follow_arrow(timeout=RETRY_S)),
                 lambda: follow("group", topic.group("g").follow(timeout=RETRY_S)),
+                lambda: consume("a"),
+                lambda: consume("b"),
                 lambda: kill_again_and_again(server, kills, random, lambda: producer.stats().written, total),
             ):
                 pass
@@ -100,6 +109,14 @@ def run_threads(server: Server, url: str, kills: int, total: int, random: Random
             stats = producer.stats()
         assert (stats.accepted, stats.written) == (total, total)
         check([each for item in topic for each in seen_in(item)], total)
+        check(sorted(shared.items()), total)
+
+        def is_drained() -> bool:
+            for _ in topic.group("shared").consume("last", timeout=0):  # whose acks a kill took
+                pass
+            return topic.group("shared").lag().records == 0
+
+        eventually(is_drained, RETRY_S)
     for found in seen.values():
         check(found, total)
     assert set(seen) == {"cursor", "pages", "arrow", "group"}
