@@ -19,25 +19,21 @@ news costs one object in a set.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from os import PathLike
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from weakref import finalize
-
-import pyarrow as pa
 
 from tidelog.addresses import path_text
 from tidelog.clock import Clock
 from tidelog.commitlog.append import FlusherState, StreamAppend
-from tidelog.commitlog.cleaner import CompactionResult, KeyFunction, RetentionResult
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.log import SegmentedLog, check_bytes
 from tidelog.commitlog.metrics import LogMetrics
 from tidelog.commitlog.offsets import ConsumerOffsets
-from tidelog.commitlog.read import Page
 from tidelog.commitlog.recovery import RecoveryReport
 from tidelog.commitlog.storage import guard_stream_async
 from tidelog.commitlog.writer_thread import Follower, Job, QueuedRecord, WriterThread, append_jobs, settle
@@ -49,9 +45,34 @@ from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer, Record
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20  # of one read of an iteration: a page of records in memory
 _READERS: Final = 4
+
+
+def writing(
+    method: Callable[Concatenate[SegmentedLog, P], T],
+) -> Callable[Concatenate[AsyncSegmentedLog, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine method that calls this one on the writer thread: same arguments, same result."""
+
+    @wraps(method)
+    async def run(self: AsyncSegmentedLog, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(partial(method, self._log, *args, **kwargs))
+
+    return run
+
+
+def reading(
+    method: Callable[Concatenate[SegmentedLog, P], T],
+) -> Callable[Concatenate[AsyncSegmentedLog, P], Coroutine[Any, Any, T]]:
+    """`writing`, on a reader thread."""
+
+    @wraps(method)
+    async def run(self: AsyncSegmentedLog, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(partial(method, self._log, *args, **kwargs))
+
+    return run
 
 
 class AsyncConsumerOffsets:
@@ -81,7 +102,7 @@ class AsyncSegmentedLog:
     """`SegmentedLog` as coroutines and async iterators. Results and errors are the same.
 
     Calls may come from tasks of several event loops. `lowest`, `highest`, `durable` and everything that follows from
-    them are plain attributes: they take no lock.
+    them are plain attributes: they take no lock. The functions of `compact` are called on the writer thread.
     """
 
     def __init__(self, log: SegmentedLog, writer: WriterThread, readers: int) -> None:
@@ -295,21 +316,10 @@ class AsyncSegmentedLog:
             if cancelled is not None and not isinstance(error, asyncio.CancelledError):
                 raise cancelled from error
 
-    async def append_rows(self, rows: Rows) -> None:
-        """Write records with their own seqs and times; see `SegmentedLog.append_rows`."""
-        await self._write(partial(self._log.append_rows, rows))
-
-    async def sync(self) -> None:
-        """Make every acked record durable."""
-        await self._write(self._log.sync)
-
-    async def tick(self) -> None:
-        """Run the timed tasks that are due; for the owner of an injected clock."""
-        await self._write(self._log.tick)
-
-    async def seal(self) -> bool:
-        """Seal the active segment and start another; return False where it was empty."""
-        return await self._write(self._log.seal)
+    append_rows = writing(SegmentedLog.append_rows)
+    sync = writing(SegmentedLog.sync)
+    tick = writing(SegmentedLog.tick)
+    seal = writing(SegmentedLog.seal)
 
     async def truncate(self, seq: int) -> int:
         """Remove every record from `seq` on; the next append gets `seq`. Return the number of removed seqs. Followers
@@ -323,55 +333,15 @@ class AsyncSegmentedLog:
 
         return await self._write(truncate)
 
-    async def retain(
-        self, *, keep_ms: int | None = None, keep_bytes: int | None = None, high_watermark: int | None = None
-    ) -> RetentionResult:
-        """Drop the oldest sealed segments past an age or a size; see `SegmentedLog.retain`."""
-        return await self._write(
-            partial(self._log.retain, keep_ms=keep_ms, keep_bytes=keep_bytes, high_watermark=high_watermark)
-        )
-
-    async def remove_expired(self, age_ms: int) -> int:
-        """Drop leading segments older than `age_ms`; see `SegmentedLog.remove_expired`."""
-        return await self._write(partial(self._log.remove_expired, age_ms))
-
-    async def drop_below(self, seq: int) -> RetentionResult:
-        """Drop the sealed segments that end at or before `seq`. The active one stays."""
-        return await self._write(partial(self._log.drop_below, seq))
-
-    async def compact(
-        self,
-        key: KeyFunction,
-        *,
-        is_tombstone: Callable[[Record], bool] | None = None,
-        keep_tombstones_ms: int = 0,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> CompactionResult:
-        """Keep the newest record of every key in the sealed segments; see `SegmentedLog.compact`. The functions are
-        called on the writer thread."""
-        return await self._write(
-            partial(
-                self._log.compact,
-                key,
-                is_tombstone=is_tombstone,
-                keep_tombstones_ms=keep_tombstones_ms,
-                progress=progress,
-            )
-        )
+    retain = writing(SegmentedLog.retain)
+    remove_expired = writing(SegmentedLog.remove_expired)
+    drop_below = writing(SegmentedLog.drop_below)
+    compact = writing(SegmentedLog.compact)
 
     # ── read ──────────────────────────────────────────────────────────────────────────────────
 
-    async def read(self, seq: int) -> Record:
-        """Return the record at `seq`. OutOfRange carries the valid range; SeqMissing: compacted; Corrupt: damaged."""
-        return await self._read(partial(self._log.read, seq))
-
-    async def read_range(
-        self, first: int, *, limit: int | None = None, bytes_max: int | None = None, skip_damage: bool = False
-    ) -> Page:
-        """Return a page of records from `first` on, bounded by count and by bytes of data (one record always fits)."""
-        return await self._read(
-            partial(self._log.read_range, first, limit=limit, bytes_max=bytes_max, skip_damage=skip_damage)
-        )
+    read = reading(SegmentedLog.read)
+    read_range = reading(SegmentedLog.read_range)
 
     async def records(
         self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
@@ -403,15 +373,8 @@ class AsyncSegmentedLog:
         while (rows := await self._read(partial(next, batches, None))) is not None:
             yield rows
 
-    async def to_arrow(
-        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
-    ) -> pa.Table:
-        """Return the records of [first, stop) as an Arrow table."""
-        return await self._read(partial(self._log.to_arrow, first, stop, skip_damage=skip_damage))
-
-    async def seek_time(self, ts_us: int) -> int:
-        """Return the first seq whose record is not older than `ts_us`; `highest` where all are older."""
-        return await self._read(partial(self._log.seek_time, ts_us))
+    to_arrow = reading(SegmentedLog.to_arrow)
+    seek_time = reading(SegmentedLog.seek_time)
 
     async def follow(self, first: int | None = None, *, timeout: float | None = None) -> AsyncIterator[Record]:
         """Yield the records from `first` on, by default all, and then new ones as they are appended, until none arrived

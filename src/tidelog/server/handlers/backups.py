@@ -64,19 +64,7 @@ async def list_target(context: RequestContext) -> Response:
 
 
 def _row(info: BackupInfo) -> responses.Backup:
-    return responses.Backup(
-        info.id,
-        info.created_ms,
-        info.database_id,
-        info.parent,
-        info.topics,
-        info.channels,
-        info.files,
-        info.bytes,
-        info.stored_bytes,
-        list(info.damaged),
-        list(info.external),
-    )
+    return responses.Backup(**info._asdict() | {"damaged": list(info.damaged), "external": list(info.external)})
 
 
 def _allowed_target(context: RequestContext, wanted: str | None) -> str:
