@@ -113,8 +113,8 @@ class Database:
         self._channels = _Channels(engine, limits, hook)
 
     def __repr__(self) -> str:
-        context = self._engine.context
-        state = "closed" if context.closed else f"{self._engine.topic_count} topics"
+        context, count = self._engine.context, self._engine.topic_count
+        state = "closed" if context.closed else f"{count} topic{'s' * (count != 1)}"
         return f"<database {context.root!r}, {state}>"
 
     def __contains__(self, name: object) -> bool:

@@ -125,6 +125,19 @@ def test_a_server_without_an_operation_is_of_another_version(contract_server: st
             client.post("/v0/topics", {})
 
 
+def test_a_closed_client_and_a_wrong_path_are_refused(contract_server: str, name: Name) -> None:
+    with tidelog.connect(contract_server, key=KEY) as database:
+        topic = database.topic(name())
+    for call in (lambda: topic.append(1), database.names, topic.read, lambda: next(topic.follow())):
+        with pytest.raises(errors.Closed, match="connect again"):
+            call()
+    database.close()
+    with pytest.raises(errors.Unavailable, match="an address has no path"):
+        tidelog.connect(f"{contract_server}/v0", key=KEY)
+    with pytest.raises(ServerUnreachable, match="port 80, as the address names none"):
+        tidelog.connect("http://127.0.0.1")
+
+
 def test_something_else_that_answers_is_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -236,10 +249,10 @@ def test_followers_and_jobs_go_on_after_a_restart(tmp_path: Path) -> None:
         topic.append([1, 2])
         follower = topic.follow(timeout=60)
         assert [next(follower), next(follower)] == list(topic.read().records)
-        queue = database.queue("mails", durability="fsync")
-        queue.put(["first", "second"])
+        queue, awaited_queue = (database.queue(name, durability="fsync") for name in ("mails", "awaited"))
+        queue.put("first")
         jobs, is_connected = queue.jobs("w"), Event()
-        awaited_jobs = Thread(target=lambda: asyncio.run(ack_two_jobs(port, is_connected)))
+        awaited_jobs = Thread(target=lambda: asyncio.run(ack_three_jobs(port, is_connected)))
         assert next(jobs).data == "first"
         awaited_jobs.start()
         assert is_connected.wait(60)
@@ -254,16 +267,18 @@ def test_followers_and_jobs_go_on_after_a_restart(tmp_path: Path) -> None:
         job = next(jobs)
         assert (job.data, job.deliveries) == ("first", 1), "its lease has ended, and its count was in memory"
         jobs.close()  # type: ignore[attr-defined]
+        awaited_queue.put([1, 2])
         awaited_jobs.join(60)
         assert not awaited_jobs.is_alive()
-        assert queue.counts().ready == 0, "the task has acked both"
+        assert awaited_queue.topic.count == 0
 
 
-async def ack_two_jobs(port: int, is_connected: Event) -> None:
+async def ack_three_jobs(port: int, is_connected: Event) -> None:
     async with aio.connect(f"http://127.0.0.1:{port}") as database:
-        queue, left = await database.queue("mails"), 2
-        is_connected.set()
+        queue, left = await database.queue("awaited"), 3
+        await queue.put(0)
         async for job in queue.jobs("w2"):
+            is_connected.set()
             left -= (await queue.ack("w2", job)).count
             if not left:
                 return

@@ -29,8 +29,8 @@ VALUES = {
     "Topic": {"id", "epoch", "config", "head_seq", "earliest_seq", "evict_floor", "count", "bytes", "priority"},
     "Group": {"position", "hold_bytes", "hold_broken"},
 }
-ASYNC_LACKS = {"Topic": {"to_dataset"}, "Queue": {"work", "worker", "lease_ms"}, "Channel": {"user"}}
-ASYNC_ONLY = {"Queue": {"jobs"}, "Channel": {"length"}}
+ASYNC_LACKS = {"Topic": {"to_dataset"}, "Channel": {"user"}}
+ASYNC_ONLY = {"Channel": {"length"}}
 REMOTE_ONLY = {"Database": {"backups"}}
 
 

@@ -216,7 +216,7 @@ class ClientCore:
         if key is not None and not (key.isascii() and key.isprintable()):
             raise BadInput("a key is printable ASCII text; nothing was done, copy it again")
         self.retry_ms, self.clock = retry_ms, clock
-        self.errors = error_mapper or EngineErrors(url, has_key=key is not None)
+        self.errors = error_mapper or EngineErrors(url, has_key=key is not None, port=self.address.port)
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def head(self, request: Request) -> tuple[str, dict[str, str]]:
@@ -310,10 +310,12 @@ def parse_error(content: bytes) -> tuple[str, str, dict[str, Any]] | None:
 class EngineErrors:
     """Errors of the server as the embedded engine raises them."""
 
-    def __init__(self, url: str, *, has_key: bool = False) -> None:
-        self._url, self._has_key = url, has_key
+    def __init__(self, url: str, *, has_key: bool = False, port: int) -> None:
+        self._url, self._has_key, self._port = url, has_key, port
 
     def unreachable(self, reason: str) -> ServerUnreachable:
+        if f":{self._port}" not in self._url:
+            reason = f"port {self._port}, as the address names none: {reason}"
         return ServerUnreachable(f"{self._url} cannot be reached ({reason}); nothing was done, start it or retry")
 
     def lost(self, reason: str) -> ServerUnreachable:

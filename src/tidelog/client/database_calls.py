@@ -22,7 +22,7 @@ from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT
 from tidelog.engine.rewrite import RewriteResult
 from tidelog.engine.routing.router import Guarantee, RouterState, check_router_name
 from tidelog.engine.tiers import Moved, SegmentPlace, TierStatus
-from tidelog.errors import Forbidden, RouterNotFound, Unavailable
+from tidelog.errors import Forbidden, RouterNotFound, Unavailable, Unsupported
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.times import Time
 
@@ -60,7 +60,13 @@ class DatabaseCalls:
 
     def check_server(self) -> Call[str]:
         """Check that a Tidelog server is there and knows the key; return its version."""
-        body = yield from _get("/v0/health")
+        try:
+            body = yield from _get("/v0/health")
+        except Unsupported:
+            raise Unavailable(
+                "the server responds, but there is no Tidelog at this address; check it: an address has no path, "
+                "except where an application has mounted Tidelog under one"
+            ) from None
         if "version" not in body or "uptime_ms" not in body:
             raise Unavailable("the server responds, but is no Tidelog server; check the address")
         try:

@@ -36,7 +36,7 @@ from tidelog.client.core import (
 from tidelog.client.wire import quote_name
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import process
-from tidelog.errors import Unavailable
+from tidelog.errors import Closed, Unavailable
 from tidelog.types import Buffer
 
 _IDLE_CONNECTIONS_MAX: Final = 8
@@ -73,6 +73,7 @@ class Client:
         self._lock = Lock()
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
+        self._is_closed = False
         self._pid = process.process_id()
         process.register(self)
 
@@ -83,8 +84,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connections. Calls of other threads that are under way end; later ones raise Closed."""
         self._check_process()
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -271,6 +274,8 @@ class Client:
 
     def _take_connection(self, new_connection: bool) -> HTTPConnection:
         self._check_process()
+        if self._is_closed:
+            raise Closed(f"the client of {self.url} is closed; nothing was done, connect again")
         address = self.core.address
         with self._lock:
             has_idle = bool(self._idle) and not new_connection
@@ -286,7 +291,7 @@ class Client:
         """Keep the connection, or close it: unread bytes of a response would be read as the next one."""
         with self._lock:
             self._busy.discard(connection)
-            if is_reusable and len(self._idle) < _IDLE_CONNECTIONS_MAX:
+            if is_reusable and not self._is_closed and len(self._idle) < _IDLE_CONNECTIONS_MAX:
                 self._idle.append(connection)
                 return
         connection.close()
