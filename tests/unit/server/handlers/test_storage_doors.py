@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.server.fakes import ServerHarness, run_scenario
 
-from tidelog.http.interface import Response
+from tidelog.http.interface import Response, Stream
 
 Request = tuple[str, str, Any]
 OF_A_TOPIC: tuple[Request, ...] = (
@@ -55,8 +55,9 @@ async def status_of(world: ServerHarness, request: Request, **more: Any) -> tupl
     if isinstance(body, bytes):
         headers = {"content-type": "application/vnd.apache.arrow.stream" if "staging" in target else "text/plain"}
     answer = await world.begin(method, target, body, headers=headers, **more).answer()
-    if not isinstance(answer, Response):
+    if isinstance(answer, Stream):
         return answer.status, ""
+    assert isinstance(answer, Response)
     text = bytes(answer.body).decode(errors="replace")
     return answer.status, text.split('"code":"')[1].split('"')[0] if '"code":"' in text else ""
 
