@@ -201,6 +201,16 @@ class Slice(NamedTuple):
         live = int(flags.argmin())  # stops at the first live one
         return None if flags[live] else self.first + live
 
+    def last_live(self) -> int | None:
+        """The last seq that is not deleted; None: all are, or there is none."""
+        if self.stop <= self.first:
+            return None
+        flags = self.deleted()
+        if flags is None:
+            return self.stop - 1
+        live = int(flags[::-1].argmin())
+        return None if flags[::-1][live] else self.stop - 1 - live
+
 
 def _count_older(part: Part, first: int, stop: int, before_ms: int) -> int:
     """Return how many of the records [first, stop) are older than `before_ms`."""
@@ -535,17 +545,19 @@ class TopicIndex:
             return oldest.part.first_ts  # still a lower bound
 
     def floor_for_age(self, before_ms: int) -> int:
-        """Return one past the last record older than `before_ms`. Times do not fall, so all before it are older too.
-        Raises Corrupt where this depends on an index that its frame contradicts."""
+        """Return one past the last live record older than `before_ms`. Times do not fall, so all before it are older
+        too; deleted records after it are no part of the gap. Raises Corrupt where this depends on an index that its
+        frame contradicts."""
         floor = 0
-        for part, first, stop in self.slices(self.earliest, self.head + 1):
-            if part.last_ts < before_ms:
-                floor = stop
-                continue
-            if part.first_ts < before_ms:
-                count = _count_older(part, first, stop, before_ms)
-                floor = first + count if count else floor
-            break
+        for each in self.slices(self.earliest, self.head + 1):
+            part, first, stop = each
+            if part.last_ts >= before_ms:
+                count = _count_older(part, first, stop, before_ms) if part.first_ts < before_ms else 0
+                each = each._replace(stop=first + count)
+            if (last := each.last_live()) is not None:
+                floor = last + 1
+            if part.last_ts >= before_ms:
+                break
         return floor
 
     def drop_parts(self, dropped: Sequence[Segment | MemTable]) -> None:

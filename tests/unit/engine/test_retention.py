@@ -286,6 +286,26 @@ def test_no_reader_sees_an_expired_record(look: str, durability: str) -> None:
     assert LOOKS[look](world, topic) == 0
 
 
+@pytest.mark.parametrize("durability", ["disk", "ephemeral"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_deleted_records_are_no_part_of_the_gap(durability: str, checkpointed: bool) -> None:
+    world = EngineHarness(**TINY)
+    topic = world.log.topic("a", durability=durability, ttl_ms=100)
+    for number in range(4):
+        topic.append([number])
+    topic.seal()
+    topic.append([4])
+    if checkpointed:
+        world.log.checkpoint()
+    topic.delete(seqs=[2, 4, 5])
+    world.clock.tick(200)
+    assert topic.read(3).gap is None, "what the reader has not seen was deleted"
+    page = topic.read(0)
+    assert page.gap is not None
+    assert (page.gap.gap_from, page.gap.gap_to, page.earliest_seq) == (1, 3, 6)
+    assert (page.counts.expired, page.counts.deleted, page.next_from_seq) == (3, 2, 5)
+
+
 def test_a_ttl_of_nothing_keeps_for_ever() -> None:
     world = EngineHarness()
     topic = world.log.topic("a")
