@@ -226,7 +226,7 @@ LAYERS: dict[str, set[str]] = {
         "datasets",
         *_STORAGE,
     },  # results are those of the embedded classes
-    "aio": {"client", "api_types", "database", "channels", "engine", "wal", *_STORAGE},
+    "aio": {"protocols", "client", "api_types", "database", "channels", "engine", "wal", *_STORAGE},
     "http": {"disk", "native", *_LEAVES},  # knows no topics
     "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
     "spark": {"client", "api_types", "database", "engine", "commitlog", *_STORAGE},

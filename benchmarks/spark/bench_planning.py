@@ -154,22 +154,22 @@ class _Server:
 def main(address: str) -> None:
     from pyspark.sql.datasource import CaseInsensitiveDict
 
-    from tidelog.spark.http_client import ServerHttpClient
+    from tidelog.spark.http_client import Client
     from tidelog.spark.source import TidelogSource
 
     requests = 0
 
     def count(name: str) -> None:
-        real = getattr(ServerHttpClient, name)
+        real = getattr(Client, name)
 
         def counted(*args: object, **kwargs: object) -> object:
             nonlocal requests
             requests += 1
             return real(*args, **kwargs)
 
-        setattr(ServerHttpClient, name, counted)
+        setattr(Client, name, counted)
 
-    for name in ("get", "get_bytes", "get_range", "post", "stream"):
+    for name in ("get", "get_bytes", "post", "stream"):  # `get_range` calls `get_bytes`
         count(name)
     where = {"server": address} if address.startswith("http") else {"path": address}
 

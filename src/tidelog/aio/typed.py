@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidelog.client.database import documented_by
-from tidelog.engine import Appended, Gap, Page, Record
+from tidelog.engine import Appended, Gap
 from tidelog.engine.read import OnGap
 from tidelog.engine.typed import Codec, TypedPage, TypedRecord, TypedTopic
 from tidelog.times import Seconds
 
+if TYPE_CHECKING:
+    from tidelog import protocols
+
 T = TypeVar("T")
-
-
-class AsyncTypedSource(Protocol):
-    """What a typed topic needs of a topic, in a directory or on a server."""
-
-    @property
-    def name(self) -> str: ...
-    async def append(
-        self,
-        records: object,
-        *,
-        tag: str | Sequence[str | None] | None = None,
-        node: str | Sequence[str | None] | None = None,
-        meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
-        key: str | None = None,
-    ) -> Appended: ...
-    async def read(
-        self,
-        from_seq: int = 0,
-        limit: int = 256,
-        *,
-        node: str | Sequence[str] | None = None,
-        timeout: Seconds | None = 0.0,
-        strong: bool = False,
-    ) -> Page: ...
-    def follow(
-        self,
-        from_seq: int = 0,
-        *,
-        timeout: Seconds | None = None,
-        node: str | Sequence[str] | None = None,
-        on_gap: OnGap = "fail",
-        strong: bool = False,
-    ) -> AsyncIterator[Record | Gap]: ...
 
 
 @documented_by(TypedTopic)
 class AsyncTypedTopic(Generic[T]):
     """A topic whose records are of one type. `AsyncTopic.typed` returns one."""
 
-    def __init__(self, topic: AsyncTypedSource, kind: type[T]) -> None:
+    def __init__(self, topic: protocols.AsyncTopic, kind: type[T]) -> None:
         self._topic, self._codec = topic, Codec(kind)
 
     def __repr__(self) -> str:

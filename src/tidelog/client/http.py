@@ -140,9 +140,9 @@ class Client:
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._send_for_json(Request("GET", path, query=query, retry_safe=True))
 
-    def post(self, path: str, body: Mapping[str, Any], *, retry_safe: bool = False) -> dict[str, Any]:
-        """`retry_safe`: a second request does no harm where the first one got no response."""
-        return self._send_for_json(Request("POST", path, _encode(body), retry_safe=retry_safe))
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """For a request that does no harm when it is sent again, because its response was lost."""
+        return self._send_for_json(Request("POST", path, _encode(body), retry_safe=True))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._send_for_json(Request("PUT", path, _encode(body), retry_safe=True))

@@ -70,13 +70,13 @@ class _ServerLog:
         self._client, self._path = client, topic_path(topic)
 
     def begin(self) -> SearchRange:
-        found = self._client.post(f"{self._path}/compact/search", {}, retry_safe=True)["range"]
+        found = self._client.post(f"{self._path}/compact/search", {})["range"]
         return SearchRange(**found)
 
     def remove(self, found: FoundRecords) -> FoundRemoved:
         fields = {**found._asdict(), "range": found.range._asdict()}
         body = {**fields, "replaced": found.replaced.tolist(), "tombstones": found.tombstones.tolist()}
-        done = self._client.post(f"{self._path}/compact/found", body, retry_safe=True)
+        done = self._client.post(f"{self._path}/compact/found", body)
         names = ("removed", *FoundRemoved._fields[1:])
         return FoundRemoved(*msgspec.convert([done[name] for name in names], list[int]))
 

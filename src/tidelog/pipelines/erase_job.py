@@ -138,7 +138,7 @@ def erase_log(location: Location, topic: str, selection: Selection, actor: str |
         body = {"match": selection.match, "seqs": None if selection.seqs is None else list(selection.seqs)}
         with Client(location.address, key=location.key, timeout_s=_ERASE_TIMEOUT_S) as client:
             given = {name: value for name, value in body.items() if value is not None}
-            return client.post(f"{topic_path(topic)}/erase", given, retry_safe=True)
+            return client.post(f"{topic_path(topic)}/erase", given)
     with database.open(location.address) as log:
         receipt = log.topic(topic, create=False).erase(match=selection.match, seqs=selection.seqs, actor=actor)
         fields: dict[str, Any] = msgspec.json.decode(receipt.to_json())

@@ -26,7 +26,7 @@ from tidelog.clock import SystemClock
 from tidelog.database import Database
 from tidelog.disk.interface import Disk
 from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound, Unavailable
-from tidelog.spark.http_client import ServerHttpClient, quote_name
+from tidelog.spark.http_client import Client, quote_name
 from tidelog.spark.sink_backends import open_when_unlocked
 
 
@@ -200,7 +200,7 @@ class DirectoryGroups:
 
 
 class ServerGroups:
-    def __init__(self, http: ServerHttpClient) -> None:
+    def __init__(self, http: Client) -> None:
         self._http = http
 
     def check_writable(self) -> None:

@@ -26,7 +26,7 @@ from tidelog.disk.object_store import open_object_store
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import TopicNotFound
 from tidelog.spark.executors import reduce_object
-from tidelog.spark.http_client import ServerHttpClient, quote_name
+from tidelog.spark.http_client import open_client, quote_name
 from tidelog.spark.options import Options
 
 ALL_TOPICS: Final = "*"
@@ -137,7 +137,7 @@ class _DirectorySource:
 
 class _ServerSource:
     def __init__(self, location: Location, retry_ms: int) -> None:
-        self._http = ServerHttpClient(location.address, location.key, retry_ms=retry_ms)
+        self._http = open_client(location.address, location.key, retry_ms=retry_ms)
 
     def close(self) -> None:
         self._http.close()

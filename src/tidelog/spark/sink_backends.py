@@ -27,7 +27,7 @@ from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.producer_batches import StagedChunk, StagingArea
 from tidelog.engine.startup import check_directory
 from tidelog.errors import InDoubt, Locked, TopicNotFound, Unavailable
-from tidelog.spark.http_client import ServerHttpClient, quote_name
+from tidelog.spark.http_client import Client, open_client, quote_name
 from tidelog.spark.row_encoder import Fingerprint
 from tidelog.types import Buffer
 
@@ -144,19 +144,15 @@ def find_written_batch(topic: str, written: Mapping[int, BatchRange], batch: Sin
 
 
 class ServerSinkBackend:
-    def __init__(
-        self, server: str, key: str | None, *, retry_ms: int = 0, http: ServerHttpClient | None = None
-    ) -> None:
+    def __init__(self, server: str, key: str | None, *, retry_ms: int = 0, http: Client | None = None) -> None:
         self._server = server
-        self._http = http or ServerHttpClient(
-            server, key, timeout_s=PUBLISH_TIMEOUT_S, for_writes=True, retry_ms=retry_ms
-        )
+        self._http = http or open_client(server, key, timeout_s=PUBLISH_TIMEOUT_S, for_writes=True, retry_ms=retry_ms)
 
     def prepare(self) -> None:
         """No effect: the first task detects an unreachable server."""
 
     def stage(self, topic: str, chunk: str, rows: int, content: Buffer) -> StagedChunk:
-        self._http.put(f"/v0/topics/{quote_name(topic)}/staging/{chunk}", content, ARROW_CONTENT_TYPE)
+        self._http.put_bytes(f"/v0/topics/{quote_name(topic)}/staging/{chunk}", content, ARROW_CONTENT_TYPE)
         return StagedChunk(chunk, rows, len(content), xxh3_64_intdigest(content))
 
     def publish(self, batch: SinkBatch, chunks: Mapping[str, Sequence[StagedChunk]]) -> dict[str, Appended]:
@@ -209,7 +205,7 @@ class ServerSinkBackend:
 
 def check_reachable(server: str, key: str | None) -> None:
     """Raise Unavailable at once if no server responds, so that a wrong address fails before tasks wait for it."""
-    with closing(ServerHttpClient(server, key, for_writes=True)) as http:
+    with closing(open_client(server, key, for_writes=True)) as http:
         http.get_bytes("/healthz")
 
 

@@ -96,9 +96,9 @@ class InterposingDisk(SimDisk):
         self._step(path)
         super().sync_dir(path)
 
-    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
+    def make_dir(self, path: str, /) -> None:
         self._step(path)
-        super().make_dir(path, durable=durable)
+        super().make_dir(path)
 
     def remove(self, path: str, /) -> None:
         self._step(path)

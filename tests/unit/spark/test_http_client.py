@@ -15,7 +15,7 @@ from tidelog.engine.read import SCHEMA
 from tidelog.errors import BadInput, Error, NotFound, TopicNotFound, Unavailable
 from tidelog.spark.backends.interface import ReadRange
 from tidelog.spark.backends.server import ServerBackend
-from tidelog.spark.http_client import ServerHttpClient, ServerUnreachable
+from tidelog.spark.http_client import Client, ServerUnreachable, open_client
 from tidelog.testing import ManualClock
 
 LIMIT_S = 30.0
@@ -73,7 +73,7 @@ def said(status: int, body: bytes, *, length: int | None = None) -> Answer:
 )
 def test_what_a_server_says_is_one_of_our_errors(answer: Answer, error: type[Error], why: str) -> None:
     with answering(answer) as address:
-        wire = ServerHttpClient(address, None, timeout_s=LIMIT_S)
+        wire = open_client(address, None, timeout_s=LIMIT_S)
         with pytest.raises(error, match=why) as caught:
             wire.get("/v0/topics")
         assert isinstance(caught.value, ServerUnreachable) == (error is Unavailable and why != "says 500, oops")
@@ -82,7 +82,7 @@ def test_what_a_server_says_is_one_of_our_errors(answer: Answer, error: type[Err
 
 def test_a_range_that_is_short_is_not_taken_for_the_whole() -> None:
     with answering(said(206, b"1234")) as address:
-        wire = ServerHttpClient(address, None, timeout_s=LIMIT_S)
+        wire = open_client(address, None, timeout_s=LIMIT_S)
         assert wire.get_range("/f", 10, 14) == b"1234"
         with pytest.raises(Unavailable, match="4 of the 9 bytes from 10 on"):
             wire.get_range("/f", 10, 19)
@@ -99,7 +99,7 @@ def test_a_connection_that_grew_old_is_opened_again() -> None:
         handler.close_connection = True  # without a word
 
     with answering(answer) as address:
-        wire = ServerHttpClient(address, "k", timeout_s=LIMIT_S)
+        wire = open_client(address, "k", timeout_s=LIMIT_S)
         for _ in range(3):
             assert wire.get("/v0/x") == {}
         wire.close()
@@ -122,7 +122,7 @@ def stream_of(*, end: bool, rows: int = 10) -> bytes:
     return content
 
 
-def read(address: str, wire: ServerHttpClient | None = None) -> int:
+def read(address: str, wire: Client | None = None) -> int:
     place = ServerBackend(address, None, http=wire)
     try:
         found = place.read(ReadRange("t", 1, 1, 11, 100), frozenset(("seq", "data")), verify=True)
@@ -159,8 +159,8 @@ class Pauses:
         self.clock.tick(max(int(seconds * 1000), 1))
 
 
-def patient(address: str, pauses: Pauses, retry_ms: int = 60_000) -> ServerHttpClient:
-    return ServerHttpClient(address, None, timeout_s=LIMIT_S, retry_ms=retry_ms, clock=pauses.clock, pause=pauses)
+def patient(address: str, pauses: Pauses, retry_ms: int = 60_000) -> Client:
+    return open_client(address, None, timeout_s=LIMIT_S, retry_ms=retry_ms, clock=pauses.clock, pause=pauses)
 
 
 def in_turn(*answers: Answer) -> Answer:

@@ -497,7 +497,7 @@ class Http:
         self.log.append(asked)
         return self.answers[f"{asked[0]} {asked[1]}"]()
 
-    def put(self, path: str, content: Any, kind: str) -> None:
+    def put_bytes(self, path: str, content: Any, kind: str) -> None:
         self.log.append(("put", path, bytes(content), kind))
 
     def get(self, path: str, **arguments: Any) -> Any:
@@ -590,7 +590,7 @@ def test_the_settings_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             made.append("close")
 
-    monkeypatch.setattr(sink_backends, "ServerHttpClient", Client)
+    monkeypatch.setattr(sink_backends, "open_client", Client)
     ServerSinkBackend("http://h:1", "k")
     ServerSinkBackend("http://h:1", "k", retry_ms=5)
     assert [each[2] for each in made] == [

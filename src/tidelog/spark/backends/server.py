@@ -39,7 +39,7 @@ from tidelog.spark.backends.interface import (
     estimate_bytes,
 )
 from tidelog.spark.groups import ServerGroups
-from tidelog.spark.http_client import ServerHttpClient, ServerUnreachable, connection_error, quote_name
+from tidelog.spark.http_client import Client, ServerUnreachable, connection_error, open_client, quote_name
 from tidelog.spark.options import IS_JSON
 
 _PAGE_SIZE: Final = 1000
@@ -73,13 +73,13 @@ class ServerBackend:
         key: str | None,
         *,
         retry_ms: int = 0,
-        http: ServerHttpClient | None = None,
+        http: Client | None = None,
         strong: bool = False,
     ) -> None:
         """`strong`: plans end with the last record that survives a power cut."""
         self._consistency = {"consistency": "strong"} if strong else {}
         self._tables: dict[str, _Table] = {}
-        self._server, self._http = server, http or ServerHttpClient(server, key, retry_ms=retry_ms)
+        self._server, self._http = server, http or open_client(server, key, retry_ms=retry_ms)
 
     def refresh(self) -> None:
         """No effect: every call asks the server. Listings are kept as long as the server names the same version."""
