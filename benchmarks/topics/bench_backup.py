@@ -159,8 +159,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=asked.dir) as directory:
         use_scratch_root(Path(directory))
         for row in measure(int(asked.gb * GB), asked.rounds):
-            ratio = "" if row.ratio is None else f", {row.ratio:.2f} × {row.limit_name}"
-            print(f"{row.name}: {row.value:.3f} {row.unit}{ratio}")
+            against = "" if row.ratio is None else f", {row.ratio:.2f} × {row.limit:.3f} {row.limit_name}"
+            met = "" if row.met is None else f", target {row.target}: {'met' if row.met else 'not met'}"
+            print(f"{row.name}: {row.value:.3f} {row.unit}{against}{met}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from typing import Final
 
 from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
 from tidelog.disk.bounded_store import BoundedStore
-from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, sync_file
+from tidelog.disk.durability import DISK_FULL_ERRNOS, ParallelSyncs, remove_if_exists
 from tidelog.disk.interface import Disk, File, join, parent_dir, start_writeback
+from tidelog.disk.posix import PosixDisk
 from tidelog.disk.segment_store import SegmentStore, open_store
 from tidelog.errors import BadInput, DiskFull, Error, StoreUnavailable, WriteFailed
 from tidelog.types import Buffer
@@ -42,9 +43,16 @@ class DirectoryStore:
     def _prepare(self, key: str) -> str:
         path = self._path(key)
         directory = parent_dir(path)
+        if not self._known:
+            self._disk.make_dir(self._root)
+            self._known.add(self._root)
         if directory not in self._known:
-            self._disk.make_dir(directory)
-            self._known.add(directory)
+            self._disk.make_dir(directory, durable=False)
+        above = directory
+        while above not in self._known:  # those that exist, too: a backup that was killed may have created them
+            self._known.add(above)
+            above = parent_dir(above)
+            self._unsynced.add(above)
         self._unsynced.add(directory)
         return path
 
@@ -79,13 +87,10 @@ class DirectoryStore:
     def _settle(self) -> None:
         """Sync what was written, then give it its name."""
         unsettled, self._unsettled, self._unsettled_bytes = self._unsettled, [], 0
-        try:
-            for file, _, _ in unsettled:
-                sync_file(file)
-        finally:
-            for file, _, _ in unsettled:
-                with suppress(OSError):
-                    file.close()
+        with ParallelSyncs() as syncs:
+            synced = [syncs.sync_and_close(file) for file, _, _ in unsettled]
+        for each in synced:
+            each.result()
         for _, temporary, path in unsettled:
             self._disk.rename(temporary, path)
 
@@ -144,8 +149,13 @@ class DirectoryStore:
 
     def flush(self) -> None:
         self._settle()
-        for directory in sorted(self._unsynced):
-            self._disk.sync_dir(directory)
+        directories = sorted(self._unsynced)
+        if isinstance(self._disk, PosixDisk):
+            with ParallelSyncs() as syncs:
+                syncs.sync_directories(self._disk, directories)
+        else:
+            for directory in directories:
+                self._disk.sync_dir(directory)
         self._unsynced.clear()
 
     def remove_leftovers(self) -> None:

@@ -146,7 +146,7 @@ class BucketDisk:
 
         self._call(old, move)
 
-    def make_dir(self, path: str, /) -> None:
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
         """No effect: there are no directories."""
 
     def sync_dir(self, path: str, /) -> None:

@@ -12,6 +12,7 @@ follow a hole.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Protocol, Self
@@ -69,8 +70,18 @@ class ParallelSyncs:
             else:
                 done.set_result(None)
             return done
+        return self._submit(_sync_and_close, file)
+
+    def sync_directories(self, disk: Disk, directories: Iterable[str]) -> None:
+        """Sync directories of a disk that holds real files, beside each other. Raises the first error, after all."""
+        synced = [self._submit(disk.sync_dir, directory) for directory in directories]
+        failed = [error for each in synced if (error := each.exception()) is not None]
+        if failed:
+            raise failed[0]
+
+    def _submit(self, sync: Callable[..., None], *arguments: object) -> Future[None]:
         self._pool = self._pool or ThreadPoolExecutor(_PARALLEL_SYNCS, thread_name_prefix="tidelog sync")
-        return self._pool.submit(_sync_and_close, file)
+        return self._pool.submit(sync, *arguments)
 
 
 def _sync_and_close(file: File) -> None:

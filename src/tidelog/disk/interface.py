@@ -109,8 +109,9 @@ class Disk(Protocol):
         """The absolute path with all links followed."""
         ...
 
-    def make_dir(self, path: str, /) -> None:
-        """Create `path` and its missing parents; it may exist. Every new name is durable on return."""
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
+        """Create `path` and its missing parents; it may exist. Every new name is durable on return; without `durable`,
+        once the caller has synced the directories above it."""
         ...
 
     def remove(self, path: str, /) -> None:

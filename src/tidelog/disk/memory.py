@@ -152,7 +152,7 @@ class MemoryDisk:
     def resolve(self, path: str, /) -> str:
         return path  # there is no current directory and there are no links
 
-    def make_dir(self, path: str, /) -> None:
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:  # noqa: ARG002
         with self._lock:
             directory = self._root
             for name in split_path(path):

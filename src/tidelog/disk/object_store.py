@@ -335,7 +335,7 @@ class ObjectStoreDisk:
     def resolve(self, path: str, /) -> str:
         return path  # there is no current directory and there are no links
 
-    def _refuse(self, path: str, /, *_: object) -> NoReturn:
+    def _refuse(self, path: str, /, *_: object, **__: object) -> NoReturn:
         raise _read_only_error(path)
 
     make_dir = remove = remove_dir = rename = link = sync_dir = lock = _refuse

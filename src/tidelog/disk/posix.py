@@ -220,25 +220,25 @@ class PosixDisk:
     def resolve(self, path: str, /) -> str:
         return os.path.realpath(path)
 
-    def make_dir(self, path: str, /) -> None:
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
         process.check_process(path, self._pid)
         path = path.rstrip("/") or "/"
-        if not self._make_missing_dirs(path) and path not in ("/", "."):
+        if not self._make_missing_dirs(path, durable) and durable and path not in ("/", "."):
             # It existed, but its creator may have been killed before the name was synced.
             with suppress(PermissionError):  # a parent that this process may not open was created by another user
                 self.sync_dir(parent_dir(path))
 
-    def _make_missing_dirs(self, path: str) -> bool:
+    def _make_missing_dirs(self, path: str, durable: bool) -> bool:
         if os.path.isdir(path):
             return False
         parent = parent_dir(path)
-        self._make_missing_dirs(parent)
+        self._make_missing_dirs(parent, durable)
         with suppress(FileExistsError):
             os.mkdir(path, self._directory_mode)
         if not os.path.isdir(path):
             raise FileExistsError(errno.EEXIST, "a file of that name exists", path)
-        # Otherwise a power cut can lose the directory and every synced file in it.
-        self.sync_dir(parent)
+        if durable:  # otherwise a power cut can lose the directory and every synced file in it
+            self.sync_dir(parent)
         return True
 
     def remove(self, path: str, /) -> None:

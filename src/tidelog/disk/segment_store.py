@@ -129,6 +129,7 @@ class DirectoryStore:
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk, self._root = disk, root.rstrip("/") or "/"
+        self._made = ""  # the directory of the last put, whose name is durable
 
     @property
     def address(self) -> str:
@@ -138,7 +139,8 @@ class DirectoryStore:
         path = join(self._root, check_key(key))
         temporary, directory = path + _TEMPORARY_SUFFIX, parent_dir(path)
         try:
-            self._disk.make_dir(directory)
+            self._disk.make_dir(directory, durable=directory != self._made)
+            self._made = directory
             with suppress(FileNotFoundError):
                 self._disk.remove(temporary)
             file = self._disk.open(temporary, "create")

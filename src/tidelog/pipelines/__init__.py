@@ -48,10 +48,10 @@ from tidelog.pipelines.optimize_job import Optimized, Vacuumed
 from tidelog.pipelines.reconcile_job import Difference, Reconciled
 from tidelog.pipelines.reprocess_job import Reprocessed
 from tidelog.pipelines.restore_job import Restored
-from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed
 from tidelog.pipelines.stats_job import Stats
 from tidelog.pipelines.table_status import TableStatus
+from tidelog.spark.topic_schemas import TopicSchema
 
 __all__ = [
     "Backfilled",

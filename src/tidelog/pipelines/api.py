@@ -50,7 +50,6 @@ from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
 from tidelog.pipelines.record_mapping import BadRecordPolicy, RecordMapping
 from tidelog.pipelines.reprocess_job import Reprocessed, reprocess_table
 from tidelog.pipelines.restore_job import Restored
-from tidelog.pipelines.schema_registry import TopicSchema
 from tidelog.pipelines.scrub_job import Scrubbed, run_remote_scrub, run_scrub
 from tidelog.pipelines.spark_tasks import LocalTaskRunner, SparkTaskRunner
 from tidelog.pipelines.stats_job import Stats, collect_stats
@@ -59,12 +58,13 @@ from tidelog.pipelines.table_formats.interface import Format, OnStep
 from tidelog.pipelines.table_source import read_changes, read_dead_letters, read_table
 from tidelog.pipelines.table_status import TableStatus, table_status
 from tidelog.pipelines.upsert_job import LatestReconcileJob, UpsertJob, require_delta
-from tidelog.spark import backends, decode, plan
+from tidelog.spark import backends, decode, plan, topic_schemas
 from tidelog.spark import options as reading
 from tidelog.spark.backends.interface import Backend, TopicSnapshot
 from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.source import sample_data
 from tidelog.spark.spark_session import is_connect, is_local_master
+from tidelog.spark.topic_schemas import TopicSchema
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
@@ -232,7 +232,7 @@ def _open_export(
     _find_topic(location, topic, location.address)
 
     def schema_at(seq: int) -> tuple[StructType, int | None]:
-        return schema_registry.schema_at(schema_registry.read_history(location, topic), seq, topic)
+        return topic_schemas.schema_at(topic_schemas.read_history(location, topic), seq, topic)
 
     if request.registered_schema:
         schema_at(0)  # there is one
@@ -350,7 +350,7 @@ def export_topics(
             return topics
         with closing(backends.open_backend(options, retry=False)) as backend:
             found = plan.resolve_topics(backend, options)
-        return [name for name in found if pattern is not None or name != schema_registry.SCHEMAS_TOPIC]
+        return [name for name in found if pattern is not None or name != topic_schemas.SCHEMAS_TOPIC]
 
     if topics is None and not find_topics():
         raise NotFound(f"no topic in {where} matches; nothing was written, check the pattern")
@@ -626,7 +626,7 @@ def set_schema(
 
 def schema_history(where: str, topic: str, *, key: str | None = None) -> list[TopicSchema]:
     """Return the registered schemas of a topic, oldest first. Starts no session of Spark."""
-    return schema_registry.read_history(Location.parse(where, key), topic)
+    return topic_schemas.read_history(Location.parse(where, key), topic)
 
 
 def optimize(

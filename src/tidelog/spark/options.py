@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -28,7 +28,7 @@ from tidelog.spark.http_client import RETRY_TIMEOUT_MS
 
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
 OnTimestampMiss: TypeAlias = Literal["error", "latest"]
-Payload: TypeAlias = Literal["bytes", "json", "infer"]
+Payload: TypeAlias = Literal["bytes", "json", "infer", "registered"]
 CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal", "log"]
 """`tide`: topics of a data directory; `log`: a log of the library of any layout; the others: one of that layout."""
 
@@ -83,6 +83,8 @@ class Options:
     is_strong: bool
     history: tuple[str, ...] = ()  # queues whose events are read instead of records
     gaps: tuple[str, ...] = ()  # topics whose rows of the gap log are read instead of records
+    # Of payload=registered, set by the source: by topic the first seq of columns that its first schema does not have.
+    field_starts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def emits_gaps(self) -> bool:
@@ -399,6 +401,8 @@ def _check_consistent(found: Mapping[str, Any]) -> None:
         )
     if "server" in found and found.get("codec", "tide") != "tide":
         raise BadInput(f"option codec is {found['codec']!r}: a server has topics; nothing was read, read by path")
+    if found.get("payload") == "registered" and found.get("codec", "tide") != "tide":
+        raise BadInput("option payload is 'registered': logs have no schemas; nothing was read, give a schema")
     if "subscribe" in found and "subscribePattern" in found:
         raise BadInput("options subscribe and subscribePattern: both are given; nothing was read, give one of them")
     if not {"subscribe", "subscribePattern"} & set(found) and found.get("codec", "tide") == "tide":
@@ -437,6 +441,6 @@ def _resolve_on_gap(found: Mapping[str, Any]) -> OnGap:
 def _check_columns(columns: Iterable[str], *, gaps: bool, payload: Payload) -> None:
     known = (*COLUMNS, IS_JSON, *([GAP] if gaps else []))
     for column in columns:
-        if column not in known and payload != "infer":
+        if column not in known and payload not in ("infer", "registered"):
             near = get_close_matches(column, known, n=1, cutoff=0.0)[0]
             raise BadInput(f"option columns: there is no column {column!r}; nothing was read, did you mean {near}?")

@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import BadInput, Error
-from tidelog.spark import backends, decode, groups, log_tables, plan
+from tidelog.spark import backends, decode, groups, log_tables, plan, topic_schemas
 from tidelog.spark import options as reading
 from tidelog.spark import sink as writing
 from tidelog.spark.backends.interface import Backend, ReadTask, TopicGap, TopicSnapshot, no_segments
@@ -340,13 +341,15 @@ class TidelogSource(DataSource):
         options = reading.parse_options(self.options)
         if options.history or options.gaps:
             return log_tables.table_schema(options)
+        if options.payload == "registered":
+            return decode.default_schema(options, _registered_fields(options)[0])
         if options.payload != "infer":
             return decode.default_schema(options)
         with closing(backends.open_backend(options, retry=False)) as backend:
             return decode.default_schema(options, decode.infer_fields(sample_data(backend, options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = reading.parse_options(self.options).for_batch()
+        options = _with_field_starts(reading.parse_options(self.options).for_batch())
         if options.history or options.gaps:
             return log_tables.LogTableReader(options)
         kind = FilteringReader if _may_push_filters() else TopicReader
@@ -365,8 +368,19 @@ class TidelogSource(DataSource):
         return TopicStreamWriter(options, schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802
-        options = reading.parse_options(self.options).for_stream()
+        options = _with_field_starts(reading.parse_options(self.options).for_stream())
         return TopicStreamReader(options, _validate_given_schema(schema, options))
+
+
+def _registered_fields(options: Options) -> tuple[StructType, topic_schemas.FieldStarts]:
+    with closing(backends.open_backend(options, retry=False)) as backend:
+        topics = plan.resolve_topics(backend, options)
+    named = [topic for topic in topics if options.subscribe or topic != topic_schemas.SCHEMAS_TOPIC]
+    return topic_schemas.registered_fields(options.location, named)
+
+
+def _with_field_starts(options: Options) -> Options:
+    return replace(options, field_starts=_registered_fields(options)[1]) if options.payload == "registered" else options
 
 
 def _validate_given_schema(given: StructType, options: Options) -> StructType:

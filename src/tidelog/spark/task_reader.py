@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from tidelog.engine import Counts
 from tidelog.errors import Damaged
@@ -110,13 +112,26 @@ class TaskReader:
             cells = {name: column.filter(mask) for name, column in cells.items()}
         kept = len(cells["seq"])
         self.counts += Counts(rows=kept, filtered=count - kept)
-        if kept:
-            yield self._to_schema(cells, topic, kept)
+        starts = self._options.field_starts.get(topic)
+        if not kept:
+            return
+        if not starts:
+            yield self._to_schema(cells, topic, self._json_fields)
+            return
+        # One batch for the records of each schema.
+        seqs = cells["seq"].to_numpy()
+        edges = [0, *sorted({int(at) for at in np.searchsorted(seqs, sorted(starts.values()))}), kept]
+        for first, stop in pairwise(edges):
+            if stop > first:
+                known = [field for field in self._json_fields if starts.get(field.name, 0) <= seqs[first]]
+                part = {name: column.slice(first, stop - first) for name, column in cells.items()}
+                yield self._to_schema(part, topic, known)
 
-    def _to_schema(self, arrays: ColumnArrays, topic: str, count: int) -> pa.RecordBatch:
-        if self._json_fields:
+    def _to_schema(self, arrays: ColumnArrays, topic: str, fields: list[StructField]) -> pa.RecordBatch:
+        count = len(arrays["seq"])
+        if fields:
             arrays |= decode.parse_json_columns(
-                arrays["data"], arrays["seq"], topic, self._json_fields, self._schema, rescue=self._has_rescued
+                arrays["data"], arrays["seq"], topic, fields, self._schema, rescue=self._has_rescued
             )
         columns = []
         for field in self._schema:

@@ -265,6 +265,9 @@ class DiskContract(ABC):
         disk.make_dir(join(root, "x/y"))
         disk.make_dir(join(root, "x/y2/"))
         assert disk.list_dir(join(root, "x")) == ["y", "y2"]
+        disk.make_dir(join(root, "x/y3/z"), durable=False)
+        disk.make_dir(join(root, "x/y3"), durable=False)
+        assert disk.list_dir(join(root, "x")) == ["y", "y2", "y3"]
 
     def test_rename_replaces_what_was_there(self, place: DiskAndRoot) -> None:
         disk, root = place

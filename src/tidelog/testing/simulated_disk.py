@@ -214,7 +214,7 @@ class SimDisk(Machine):
     def resolve(self, path: str, /) -> str:
         return path  # there is no current directory and there are no links
 
-    def make_dir(self, path: str, /) -> None:
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
         with self._lock:
             self._check_powered()
             above, walked = self._root, "/" if path.startswith("/") else ""
@@ -228,8 +228,9 @@ class SimDisk(Machine):
                     self._run_fallible("mkdir", walked, f"mkdir {walked}")
                     found = DirNode(self._now_ms())
                     self._link(above, name, found)
-                    self._sync_directory(above, parent_dir(walked))
-                elif number == len(names):
+                    if durable:
+                        self._sync_directory(above, parent_dir(walked))
+                elif number == len(names) and durable:
                     # The process that created it may have been killed before the sync.
                     self._sync_directory(above, parent_dir(walked))
                 above = found

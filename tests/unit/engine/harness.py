@@ -96,9 +96,9 @@ class InterposingDisk(SimDisk):
         self._step(path)
         super().sync_dir(path)
 
-    def make_dir(self, path: str, /) -> None:
+    def make_dir(self, path: str, /, *, durable: bool = True) -> None:
         self._step(path)
-        super().make_dir(path)
+        super().make_dir(path, durable=durable)
 
     def remove(self, path: str, /) -> None:
         self._step(path)

@@ -13,6 +13,7 @@ import tidelog
 from tidelog import backup
 from tidelog.database import engine_of
 from tidelog.disk import backup_store, segment_store
+from tidelog.engine import manifest
 from tidelog.engine.backup import create_backup
 from tidelog.engine.backup_target import PRUNE_KEY, BackupTarget, manifest_key, running_key
 from tidelog.errors import (
@@ -493,3 +494,55 @@ def test_a_backup_keeps_to_its_rate(disk: SimDisk) -> None:
     assert made.bytes / 1000 * 0.9 <= sum(pauses) <= made.bytes / 1000 * 1.1 + 1
     with pytest.raises(BadInput, match="rate"):
         db.backup(TARGET, rate_bytes_per_s=0)
+
+
+# Topics that are dropped meanwhile ------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_dropped_while_its_files_are_copied_is_in_the_backup() -> None:
+    disk = SimDisk()
+    with open_database(disk) as db:
+        fill(db)
+        dropped = False
+
+        def drop(*_: object) -> None:
+            nonlocal dropped
+            if not dropped:
+                dropped = db.drop("capped")
+                engine_of(db).tick()
+                db.checkpoint()
+                db.checkpoint()
+                engine_of(db).tick()
+
+        info = create_backup(engine_of(db), TARGET, progress=drop)
+        assert dropped
+        assert "capped" in info.topics
+        assert "capped" not in db
+    backup.restore(TARGET, "new", disk=disk)
+    with open_database(disk, "new") as db:
+        assert [record.data for record in db.topic("capped").read().records] == [
+            b"%d" % number for number in range(4, 9)
+        ]
+
+
+def test_a_topic_that_is_dropped_after_the_manifest_was_read_is_not_in_the_backup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, load = SimDisk(), manifest.load_newest
+    with open_database(disk) as db:
+        fill(db)
+
+        def load_and_drop(*args: Any) -> Any:
+            loaded = load(*args)
+            monkeypatch.setattr(manifest, "load_newest", load)
+            assert db.drop("capped")
+            return loaded
+
+        monkeypatch.setattr(manifest, "load_newest", load_and_drop)
+        info = create_backup(engine_of(db), TARGET)
+        assert "capped" not in info.topics
+        assert "orders" in info.topics
+    backup.restore(TARGET, "new", disk=disk)
+    with open_database(disk, "new") as db:
+        assert "capped" not in db
+        assert db.topic("orders", create=False).head_seq > 0

@@ -16,9 +16,10 @@ from tidelog import pipelines
 from tidelog.addresses import Location
 from tidelog.cli.main import main
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import record_mapping, schema_registry
+from tidelog.pipelines import record_mapping
 from tidelog.pipelines.export_job import ExportJob
 from tidelog.pipelines.record_mapping import RecordMapping
+from tidelog.spark import topic_schemas
 
 
 def fill(data: Path, count: int) -> None:
@@ -34,9 +35,9 @@ def test_a_schema_applies_from_the_next_record_or_from_a_seq(tmp_path: Path) -> 
     assert pipelines.set_schema(data, "orders", "n bigint, text string", first_seq=15).first_seq == 15
     found = pipelines.schema_history(data, "orders")
     assert [(each.first_seq, each.schema) for each in found] == [(11, "n bigint"), (15, "n bigint, text string")]
-    fields, until = schema_registry.schema_at(found, 3, "orders")
+    fields, until = topic_schemas.schema_at(found, 3, "orders")
     assert (fields.names, until) == (["n"], 15), "records before the first schema have it"
-    assert schema_registry.schema_at(found, 15, "orders")[1] is None
+    assert topic_schemas.schema_at(found, 15, "orders")[1] is None
     with tidelog.open(data, threads=False) as log:
         log.drop("orders")
     fill(tmp_path / "data", 1)
@@ -67,8 +68,8 @@ def test_an_export_has_the_schema_of_each_range(tmp_path: Path) -> None:
     fill(tmp_path / "data", 10)
 
     def schema_of(seq: int) -> tuple[RecordMapping, int | None]:
-        history = schema_registry.read_history(Location.parse(data), "orders")
-        fields, until = schema_registry.schema_at(history, seq, "orders")
+        history = topic_schemas.read_history(Location.parse(data), "orders")
+        fields, until = topic_schemas.schema_at(history, seq, "orders")
         return record_mapping.new_mapping(fields), until
 
     harness.mapping = schema_of(1)[0]
@@ -93,11 +94,11 @@ def test_an_export_has_the_schema_of_each_range(tmp_path: Path) -> None:
 )
 def test_a_text_that_is_no_schema(text: str) -> None:
     with pytest.raises(BadInput, match="does not read"):
-        schema_registry.parse_fields(text)
+        topic_schemas.parse_fields(text)
 
 
 def test_texts_that_are_schemas() -> None:
-    found = schema_registry.parse_fields("a string,`b c` BIGINT , d decimal(5, 2), e timestamp")
+    found = topic_schemas.parse_fields("a string,`b c` BIGINT , d decimal(5, 2), e timestamp")
     assert [field.simpleString() for field in found.fields] == [
         "a:string",
         "b c:bigint",
@@ -121,7 +122,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="object store"):
         pipelines.schema_history("s3://bucket/data", "orders")
     with pytest.raises(NotFound, match="tidelog schema set"):
-        schema_registry.schema_at([], 1, "orders")
+        topic_schemas.schema_at([], 1, "orders")
     with pytest.raises(BadInput, match="choose one of the two"):
         pipelines.export(data, "orders", str(tmp_path / "table"), schema="n int", registered_schema=True)
     assert len(pipelines.schema_history(data, "orders")) == 1
