@@ -17,7 +17,7 @@ from tests.crash.topics.workloads import OPERATIONS, EngineHarness, batch, check
 import tidelog
 from tidelog.disk.backup_store import DirectoryStore
 from tidelog.disk.durability import replace_file
-from tidelog.disk.interface import Disk
+from tidelog.disk.interface import Disk, parent_dir
 from tidelog.engine import backup, backup_target, restore
 from tidelog.engine.backup_target import BackupTarget, PruneResult, verify_backup
 from tidelog.engine.manifest import SegmentRow, TopicRow
@@ -69,6 +69,19 @@ def test_manifest_that_is_written_first_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_manifest_that_is_not_ordered_after_its_objects_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DirectoryStore, "flush", lambda _: None)
+    with pytest.raises(FAILURES):
+        run_create(0, False, every=2)
+
+
+def test_new_directories_that_are_not_synced_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = DirectoryStore._prepare
+
+    def prepare_without_directories_above(self: DirectoryStore, key: str) -> str:
+        path = prepare(self, key)
+        self._unsynced.discard(parent_dir(parent_dir(path)))
+        return path
+
+    monkeypatch.setattr(DirectoryStore, "_prepare", prepare_without_directories_above)
     with pytest.raises(FAILURES):
         run_create(0, False, every=2)
 

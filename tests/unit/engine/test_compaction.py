@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.engine.harness import CLASSES, LOGGED, RESTARTS, TINY, EngineHarness, Restart
 
-from tidelog.engine import Engine, Topic
+from tidelog.engine import Engine, Topic, compaction
 from tidelog.engine.compaction import Compactor
 from tidelog.engine.config import TopicConfig
 from tidelog.errors import BadInput, Corrupt, ReadOnly
+from tidelog.testing import DiskCall
 
 DAY_MS = 86_400_000
 
@@ -312,6 +313,66 @@ def test_a_key_file_that_is_lost_or_damaged_is_built_again(harm: str) -> None:
     assert world.log.context.key_tables.rebuilt_count == 1
     assert world.disk.tree()[files[0]] == content, "it is written again"
     assert world.log.health().ok
+
+
+@pytest.mark.parametrize("call", ["create", "write", "sync", "rename", None])
+def test_key_files_that_cannot_be_written_again_do_not_stop_a_compaction(call: DiskCall | None) -> None:
+    """All key files are lost, and the first one that is built again meets a fault."""
+    world = EngineHarness(**TINY)
+    topic = keyed(world.log)
+    for _ in range(4):
+        put(topic, *"abcd")
+    topic.seal()
+    world.log.checkpoint()
+    world.log.close()
+    before = {path: world.disk.tree()[path] for path in world.files(".key")}
+    assert len(before) == 4
+    for path in before:
+        world.disk.remove(path)
+    world.log = world.open(world.disk)
+    topic = world.log.topic("t", create=False)
+    if call is not None:
+        world.disk.fail(call, path=f"{min(before)}.tmp", times=1)
+    assert topic.compact().records == 12
+    lost = {min(before)} if call is not None else set()
+    assert {path: world.disk.tree()[path] for path in world.files(".key")} == {
+        path: content for path, content in before.items() if path not in lost
+    }
+    assert world.files(".tmp") == []
+    assert table(topic) == {"a": 13, "b": 14, "c": 15, "d": 16}
+    world.restart("crash")
+    assert table(world.log.topic("t", create=False)) == {"a": 13, "b": 14, "c": 15, "d": 16}
+
+
+def test_steps_of_a_compaction_share_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_FRAME_RECORDS", 10)
+    world = EngineHarness()
+    topic = keyed(world.log)
+    put(topic, *("k" * 61))
+    shard = world.log.shards[0]
+    before = shard.stats.fsyncs
+    assert topic.compact().records == 60
+    assert shard.stats.fsyncs - before <= 3, "six frames, and how far it is"
+
+
+def test_a_tombstone_is_logged_after_the_records_that_it_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames with a due tombstone wait for each other: one that fails ends the run before the next."""
+    monkeypatch.setattr(compaction, "_FRAME_RECORDS", 2)
+    world = EngineHarness()
+    topic = keyed(world.log, tombstone_delay_ms=1)
+    put(topic, *"aaaaaa")
+    topic.append({"id": "a"}, meta={"tombstone": True})
+    world.clock.tick(10)
+    pending: list[int] = []
+    wait = compaction._Run._wait_for_logged
+
+    def count(run: compaction._Run) -> None:
+        pending.append(len(run._logged))
+        wait(run)
+
+    monkeypatch.setattr(compaction._Run, "_wait_for_logged", count)
+    assert topic.compact().records == 7
+    assert max(pending) == 1
 
 
 def test_a_tombstone_whose_index_entry_is_damaged_is_not_removed() -> None:
