@@ -532,16 +532,17 @@ def status(
     """Return where tables stand beside their topics in a directory or a server. Starts no session of Spark.
 
     Args:
-        tables: tables, or directories and prefixes of buckets, which stand for all tables in them.
+        tables: tables; directories and prefixes of buckets, which stand for all tables in them; and catalogs or
+            namespaces of Iceberg (iceberg://prod, iceberg://prod/shop), which stand for the tables of exports in them.
     """
-    named = [table_formats.find_place(table, "the table", storage_options) for table in tables]
-    places = [place for each in named for place in table_formats.find_tables(each)]
+    places = [place for table in tables for place in table_formats.find_tables(table, storage_options)]
     options = reading.parse_options({**Location.parse(where, key).as_options(), "subscribePattern": ".*"})
     found: list[TableStatus] = []
     with closing(backends.open_backend(options, retry=False)) as backend:
         for place in places:
             with closing(_open_table(place, None, interface.no_step, write=False)) as opened:
-                found.append(table_status(backend, opened, SystemClock()))
+                # The files of an Iceberg table are elsewhere than its name says.
+                found.append(table_status(backend, opened, SystemClock())._replace(table=place.path))
     return found
 
 

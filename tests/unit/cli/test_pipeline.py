@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -184,3 +185,47 @@ def test_an_error_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(pipelines, "export", broken)
     assert main(["pipeline", "export", "data", "orders", "table", "--once"]) == 2
     assert capsys.readouterr().err == "tidelog: table is the table of topic 'a'; nothing was written\n"
+
+
+# Each job with what it needs alone.
+MINIMAL = {
+    "export": ["data", "orders", "table"],
+    "export_topics": ["data", "lake"],
+    "reconcile": ["data", "orders", "table"],
+    "scrub": ["data"],
+    "backfill": ["old.parquet", "data", "--topic", "orders"],
+    "stats": ["data", "orders"],
+    "compact": ["data", "orders"],
+    "erase": ["data", "orders", "table", "--match", "t"],
+    "restore": ["backups", "restored"],
+    "status": ["data", "table"],
+    "optimize": ["table"],
+    "vacuum": ["table"],
+    "reprocess": ["data", "orders", "table"],
+}
+# A command follows with a pause that SIGTERM ends.
+OF_PROGRAMS = {"spark", "step", "progress", "pause", "follow"}
+MEANS_NOTHING: list[object] = [None, {}, [], pipelines.Sizes()]
+
+
+@pytest.mark.parametrize("job", MINIMAL)
+def test_a_command_has_the_options_and_the_defaults_of_its_function(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without options calls the job with the defaults of Python, and it passes every parameter on."""
+    signature = inspect.signature(getattr(pipelines, job))
+
+    class Called(BaseException):
+        pass
+
+    def called(*args: Any, **options: Any) -> None:
+        raise Called(signature.bind(*args, **options))
+
+    monkeypatch.setattr(pipelines, job, called)
+    with pytest.raises(Called) as caught:
+        main(["pipeline", job.replace("_", "-"), *MINIMAL[job]])
+    given: dict[str, Any] = caught.value.args[0].arguments
+    named = {name for name, each in signature.parameters.items() if each.default is not inspect.Parameter.empty}
+    assert named - OF_PROGRAMS <= given.keys(), "an option is missing"
+    for name in named & given.keys():
+        default, value = signature.parameters[name].default, given[name]
+        same = value == default or (default in MEANS_NOTHING and value in MEANS_NOTHING)
+        assert same or name in ("topic", "match", "progress"), f"{name} is {value!r}, and {default!r} in Python"

@@ -9,9 +9,10 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from pyarrow.fs import copy_files
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.kit.s3 import S3Server
-from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, iceberg_table, s3_table
+from tests.kit.s3 import BUCKET, S3Server
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, bucket_files, iceberg_table, s3_table
 
 from tidelog.errors import BadInput, GapFound, Unavailable
 from tidelog.pipelines import live_table, record_mapping
@@ -160,3 +161,15 @@ def test_tables_of_other_topics_are_refused(tmp_path: Path) -> None:
         engine.topic("orders").append(b"x")
     with pytest.raises(GapFound, match="dropped and made again"):
         plan_live(world)
+
+
+def test_a_topic_and_its_table_in_a_bucket(tmp_path: Path, s3_server: S3Server) -> None:
+    """The topic is a copy of a directory, as a backup program makes it."""
+    world = PipelineHarness(tmp_path, "delta", place=s3_table(s3_server, "live"))
+    world.fill(60)
+    world.export_once()
+    world.fill(40, start=60)
+    prefix = f"copies/{world.table.rpartition('/')[2]}"
+    copy_files(world.data, f"{BUCKET}/{prefix}", destination_filesystem=bucket_files(world.disk))
+    found = read_plan(plan_live(world, path=s3_server.url(prefix)))
+    assert [(seq, data) for seq, data, *_ in world.log_rows()] == rows_of(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
+from pyiceberg.catalog import load_catalog
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, iceberg_table
 
 from tidelog import pipelines
 from tidelog.cli.main import main
@@ -65,3 +67,22 @@ def test_a_directory_stands_for_the_tables_in_it(tmp_path: Path, capsys: pytest.
     ]
     assert main(["pipeline", "status", world.data, lake, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lag_records"] == 80
+
+
+def test_a_catalog_or_a_namespace_stands_for_the_tables_of_exports_in_it(tmp_path: Path) -> None:
+    world = PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path))
+    world.fill(60)
+    world.export_once()
+    PipelineHarness(tmp_path, "iceberg", place=iceberg_table(tmp_path, "again")).export_once()
+    assert world.place.catalog is not None
+    options = dict(world.place.catalog.properties)
+    load_catalog("tests", **options).create_table("shop.foreign", pa.schema([("a", pa.int64())]))
+    world.fill(40, start=60)
+    for name in ("iceberg://tests", "iceberg://tests/shop"):
+        found = pipelines.status(world.data, [name], storage_options=options)
+        assert [(each.table, each.lag_records) for each in found] == [
+            ("iceberg://tests/shop.again", 40),
+            ("iceberg://tests/shop.orders", 40),
+        ]
+    with pytest.raises(NotFound, match="no namespace iceberg://tests/other"):
+        pipelines.status(world.data, ["iceberg://tests/other"], storage_options=options)

@@ -121,9 +121,14 @@ def detect_format(disk: Disk, path: str) -> Format | None:
 _SEARCH_DEPTH: Final = 3  # directories between an argument and a table
 
 
-def find_tables(place: Place) -> list[Place]:
-    """Return the table at a place, or else the tables in the directories below it, by name; the place itself if there
-    is none."""
+def find_tables(text: str, storage_options: Mapping[str, str] | None = None) -> list[Place]:
+    """Return the table that an argument names, or else the tables below it, by name: in directories, in a prefix of a
+    bucket, or in a namespace or all namespaces of a catalog. The place itself if there is none."""
+    if addresses.scheme_of(text) == interface.ICEBERG_SCHEME:
+        tables = _iceberg().exported_tables(text, storage_options)
+        if tables is not None:
+            return [Place(PosixDisk(), table.address, table) for table in tables]
+    place = find_place(text, "the table", storage_options)
     if place.catalog is not None or detect_format(place.disk, place.path) is not None:
         return [place]
     return list(_tables_below(place.disk, place.path, _SEARCH_DEPTH)) or [place]

@@ -98,6 +98,23 @@ def parse_address(address: str, given: Mapping[str, str] | None) -> CatalogTable
     return CatalogTable(catalog, ".".join(names), _catalog_properties(given or {}))
 
 
+def exported_tables(address: str, given: Mapping[str, str] | None) -> list[CatalogTable] | None:
+    """Return the tables that exports made in a catalog or a namespace, iceberg://CATALOG/NAMESPACE, by name; None if
+    the address names a table."""
+    catalog, _, namespace = address.partition("://")[2].strip("/").partition("/")
+    if not catalog or "." in namespace or "/" in namespace:
+        return None
+    place = CatalogTable(catalog, namespace, _catalog_properties(given or {}))
+    opened = open_catalog(place)
+    try:
+        spaces = [(namespace,)] if namespace else opened.list_namespaces()
+        names = sorted(".".join(name) for space in spaces for name in opened.list_tables(space))
+        found = [place._replace(identifier=name) for name in names]
+        return [each for each in found if _COMMIT_KEY in opened.load_table(each.identifier).properties]
+    except Exception as error:
+        raise _catalog_error(place, error) from None
+
+
 def _catalog_properties(given: Mapping[str, str]) -> dict[str, str]:
     """Return properties for pyiceberg: options of stores under the names of other libraries are translated."""
     made = dict(given)
@@ -411,6 +428,8 @@ def _catalog_error(name: CatalogTable, error: Exception) -> Error:
         return StoreDenied(
             name.address, text, kind="catalog of", step="check the credentials of the catalog, then retry"
         )
+    if isinstance(error, NoSuchNamespaceError):
+        return NotFound(f"there is no namespace {name.address}; nothing was done, check the name and the catalog")
     if isinstance(error, (ValueError, ImportError)):
         return BadInput(
             f"the catalog of {name.address} cannot be opened ({text}); nothing was done, configure it in "
