@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from tests.contract.conftest import KEY
 
 import tidelog
 from tidelog import aio, errors, protocols
+from tidelog.aio.threads import Threads
+from tidelog.engine import Appended
+from tidelog.wal import CommitFuture
 
 Name = Callable[..., str]
 KINDS = ["open", "connect"]
@@ -168,5 +172,34 @@ def test_a_claim_that_waits_gets_records_that_arrive_and_those_of_a_consumer_tha
             assert not await first.ack()
             assert await second.ack()
             assert (await group.state()).lag.records == 0
+
+    run(main())
+
+
+def test_a_write_that_is_cancelled_while_it_is_submitted_has_its_result(tmp_path: Path) -> None:
+    began, go = Event(), Event()
+
+    async def main() -> None:
+        threads = Threads("test")
+        with tidelog.open(tmp_path / "data") as log:
+            topic = log.topic("orders")
+
+            def submit() -> CommitFuture[Appended]:
+                began.set()
+                assert go.wait(60)
+                return topic.append_nowait([b"a", b"b"])
+
+            task = asyncio.ensure_future(threads.commit(submit))
+            await asyncio.to_thread(began.wait, 60)
+            task.cancel()
+            await asyncio.sleep(0)
+            go.set()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            cause = caught.value.__cause__
+            assert isinstance(cause, errors.WriteCancelled)
+            assert isinstance(cause.result, Appended)
+            assert (cause.result.count, topic.head_seq) == (2, 2)
+        await threads.stop()
 
     run(main())

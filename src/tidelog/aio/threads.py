@@ -45,24 +45,30 @@ class Threads:
 
     async def commit(self, submit: Callable[[], CommitFuture[T]]) -> T:
         """Submit a write in a thread and wait for its commit without one: writes that wait share a sync."""
-        return await self._settle(await self.write(submit))
+        try:
+            return await self._settle(await self.write(submit))
+        except asyncio.CancelledError as cancelled:
+            outcome = cancelled.__cause__
+            if isinstance(outcome, WriteCancelled) and isinstance(outcome.result, CommitFuture):
+                await self._settle(outcome.result, cancelled)  # cancelled while it was submitted
+            raise
 
-    async def _settle(self, commit: CommitFuture[T]) -> T:
+    async def _settle(self, commit: CommitFuture[T], cancelled: asyncio.CancelledError | None = None) -> T:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         commit.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
-        try:
-            await done.wait()
-        except asyncio.CancelledError as cancelled:
-            while not commit.done:
-                with suppress(asyncio.CancelledError):
-                    await done.wait()
+        while not done.is_set():
             try:
-                result = commit.wait()
-            except Error as error:
-                raise cancelled from error
-            raise cancelled from WriteCancelled(self.name, result=result)
-        return commit.wait()  # does not block: it is done
+                await done.wait()
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if cancelled is None:
+            return commit.wait()  # does not block: it is done
+        try:
+            result = commit.wait()
+        except Error as error:
+            raise cancelled from error
+        raise cancelled from WriteCancelled(self.name, result=result)
 
     async def _outcome(self, running: Future[T]) -> BaseException:
         waiting = asyncio.wrap_future(running)

@@ -181,10 +181,14 @@ class IcebergTable:
         self.disk: Disk = PosixDisk()
         self.path = name.address
         if not self._load() and not write:
+            self.close()
             raise NotFound(f"there is no table {name.address}; nothing was done, check the name and the catalog")
 
     def close(self) -> None:
-        """No effect: a table in a catalog has no lock."""
+        """Release the connections to the catalog. A table in a catalog has no lock."""
+        close: Callable[[], None] | None = getattr(self._catalog, "close", None)  # since pyiceberg 0.11
+        if close is not None:
+            close()
 
     def _load(self) -> bool:
         """Load the newest version; return whether there is a table."""
