@@ -195,7 +195,9 @@ class PipelineHarness:
         assert self.place.catalog is not None, "it is an Iceberg table"
         files = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}  # for Azure, the default is another package
         catalog = load_catalog(self.place.catalog.catalog, **files, **self.place.catalog.properties)
-        return catalog.load_table(self.place.catalog.identifier)
+        table = catalog.load_table(self.place.catalog.identifier)
+        catalog.close()  # later calls connect again
+        return table
 
     def files(self) -> list[Path]:
         if self.format == "delta":

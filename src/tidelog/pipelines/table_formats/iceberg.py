@@ -19,7 +19,7 @@ then seen as every reader sees them. A repair is one commit: it deletes the rang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Event
 from typing import Any, Final, NamedTuple
 
@@ -447,8 +447,8 @@ def _catalog_error(name: CatalogTable, error: Exception) -> Error:
 
 def latest_scan(name: CatalogTable, snapshot_id: int | None) -> IcebergScan:
     """Return a snapshot of a table, by default the newest."""
-    table = IcebergTable(name, write=False)
-    scan = table.scan()
+    with closing(IcebergTable(name, write=False)) as table:
+        scan = table.scan()
     assert isinstance(scan, IcebergScan), "a table that exists has one"
     if snapshot_id is not None and scan.table().snapshot_by_id(snapshot_id) is None:
         raise NotFound(f"{name.address} has no snapshot {snapshot_id}; nothing was read, it may have been expired")
