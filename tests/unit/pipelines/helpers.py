@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -196,7 +197,7 @@ class PipelineHarness:
         files = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}  # for Azure, the default is another package
         catalog = load_catalog(self.place.catalog.catalog, **files, **self.place.catalog.properties)
         table = catalog.load_table(self.place.catalog.identifier)
-        catalog.close()  # later calls connect again
+        finalize(table, catalog.close)
         return table
 
     def files(self) -> list[Path]:
