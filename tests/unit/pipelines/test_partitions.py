@@ -152,8 +152,10 @@ def test_a_filtered_read_skips_files(tmp_path: Path, format: Format) -> None:
     fields = StructType([StructField("n", LongType()), StructField("text", StringType())])
     harness.mapping = record_mapping.new_mapping(fields)
     harness.sizes = Sizes(file_bytes=600, age_ms=1_000, commit_bytes=1_200)
-    with harness.engine() as log:
+    clock = ManualClock()
+    with tidelog.open(harness.data, threads=False, clock=clock) as log:
         for number in range(20):
+            clock.tick(10)  # each file has times of its own
             log.topic("orders").append([{"n": number, "text": "x" * 60 + f"{number:02}"}] * 5, tag=f"t{number:02}")
     harness.export_once()
     middle = harness.read_table().sort_by("seq")["ts"][50].as_py()
