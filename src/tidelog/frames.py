@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import wraps
 from importlib import import_module
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -193,7 +194,7 @@ class Form(Generic[F]):
 
     def awaiting(
         self, to_arrow: Callable[Concatenate[S, P], Coroutine[Any, Any, pa.Table]]
-    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, F]]:
+    ) -> Callable[Concatenate[S, P], CoroutineType[Any, Any, F]]:
         """`of` for a coroutine method; the conversion runs in a thread."""
 
         @wraps(to_arrow)
@@ -201,7 +202,7 @@ class Form(Generic[F]):
             self._prepare(kwargs)
             return await asyncio.to_thread(self._convert, await to_arrow(self_, *args, **kwargs))
 
-        return self._documented(method)
+        return self._documented(method)  # type: ignore[return-value]  # as pyright infers it
 
     def _prepare(self, kwargs: dict[str, Any]) -> None:
         """Raise before anything is read where the library is missing; ask for what the conversion needs."""

@@ -57,6 +57,12 @@ def embedded(path: Path) -> int:
 
         with work:
             pass
+        for job in jobs.jobs("worker", timeout=0):
+            jobs.ack("worker", job)
+        with orders.producer(on_error=lambda failed: print(failed.error, len(failed.records))) as producer:
+            print(producer.send(b"x").result(timeout=5), producer.stats().written)
+        for part in orders.follow(batch=100, heartbeat=5, timeout=0):
+            print(len(part.records))
         group = orders.group("readers")
         group.commit(seqs[0])
         for batch in group.consume("first", timeout=0):
@@ -86,11 +92,36 @@ async def tasks() -> None:
         async for job in jobs.jobs("worker", timeout=0):
             await jobs.ack("worker", job)
 
+        @jobs.worker(concurrency=8, retries=tidelog.backoff(attempts=5), timeout=timedelta(minutes=1))
+        async def send(job: tidelog.Job) -> None:
+            await asyncio.sleep(job.seq)
+
+        async with send:
+            print(send.stats.done, await send.wait(1, timeout=timedelta(seconds=1)))
+        async with orders.producer(linger_ms=1) as producer:
+            delivery = await producer.send({"sku": "A"}, tag="order-7")
+            print(await delivery.result(), (await producer.stats()).written)
+        async for page in orders.follow(batch=100, heartbeat=5, timeout=0, on_gap="emit"):
+            print(len(page.records), page.next_from_seq)
+
+
+async def awaited(database: protocols.AsyncDatabase) -> int:
+    jobs = await database.queue("jobs")
+    async for job in jobs.jobs("worker", timeout=0):
+        await jobs.ack("worker", job)
+    return (await (await database.topic("orders")).state()).count
+
+
+async def both() -> None:
+    async with tidelog.aio.open("data") as here, tidelog.aio.connect("http://127.0.0.1:4000", key="k") as there:
+        print(await awaited(here), await awaited(there))
+
 
 with tidelog.connect("http://127.0.0.1:4000", key="k", timeout_s=timedelta(seconds=5)) as remote:
     print(either(remote), remote.topic("orders").typed(Order).read().records[0].data.qty)
 print(embedded(Path("data")))
 asyncio.run(tasks())
+asyncio.run(both())
 """
 TYPOS = """import tidelog
 
@@ -101,6 +132,8 @@ with tidelog.open("data") as log:
     tidelog.open("data", wal_shard=3)
     log.channel("!a@b.org", user="a@b.org").join(persistent=True)
     log.topic("orders", durability="sometimes")
+    log.queue("jobs").worker(concurency=3)
+    log.queue("jobs").jobs()
 """
 
 
@@ -127,4 +160,4 @@ def errors_of(directory: Path) -> dict[str, list[int]]:
 def test_a_strict_checker_accepts_programs_and_finds_typos(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "typos.py").write_text(TYPOS)
-    assert errors_of(tmp_path) == {"typos.py": [4, 5, 6, 7, 8, 9]}
+    assert errors_of(tmp_path) == {"typos.py": [4, 5, 6, 7, 8, 9, 10, 11]}

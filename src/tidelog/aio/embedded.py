@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from os import PathLike
+from types import CoroutineType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
@@ -77,26 +78,26 @@ class AsyncObject(Generic[S]):
 
 def reading(
     method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[AsyncObject[S], P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncObject[S], P], CoroutineType[Any, Any, T]]:
     """Return a coroutine method that runs this one in a thread: same arguments, same result."""
 
     @wraps(method)
     async def run(self: AsyncObject[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.read(method, self._target, *args, **kwargs)
 
-    return run
+    return run  # type: ignore[return-value]  # pyright infers CoroutineType, and protocols have it
 
 
 def writing(
     method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[AsyncObject[S], P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncObject[S], P], CoroutineType[Any, Any, T]]:
     """`reading` for a method that changes something: a cancelled call is finished first."""
 
     @wraps(method)
     async def run(self: AsyncObject[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.write(method, self._target, *args, **kwargs)
 
-    return run
+    return run  # type: ignore[return-value]  # pyright infers CoroutineType, and protocols have it
 
 
 def open(path: str | PathLike[str], *, workers: int = THREADS, **settings: Any) -> Opening[AsyncDatabase]:
@@ -644,14 +645,14 @@ class AsyncHistory(AsyncObject[History]):
 
 def of_channel(
     method: Callable[Concatenate[Channel, P], T],
-) -> Callable[Concatenate[AsyncChannel, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncChannel, P], CoroutineType[Any, Any, T]]:
     """`writing` for a method of a channel, whose handle is made in a thread."""
 
     @wraps(method)
     async def run(self: AsyncChannel, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._threads.write(lambda: method(self._open(), *args, **kwargs))
 
-    return run
+    return run  # type: ignore[return-value]  # pyright infers CoroutineType, and protocols have it
 
 
 @documented_by(Channel)

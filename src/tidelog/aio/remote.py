@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import wraps
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
@@ -86,14 +87,14 @@ class AsyncRemoteObject(Generic[C]):
 
 def awaiting(
     method: Callable[Concatenate[C, P], Call[T]],
-) -> Callable[Concatenate[AsyncRemoteObject[C], P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncRemoteObject[C], P], CoroutineType[Any, Any, T]]:
     """Return a coroutine method that runs this call: same arguments, same result."""
 
     @wraps(method)
     async def run(self: AsyncRemoteObject[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(method(self._calls, *args, **kwargs))
 
-    return run
+    return run  # type: ignore[return-value]  # pyright infers CoroutineType, and protocols have it
 
 
 def connect(

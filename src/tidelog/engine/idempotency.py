@@ -26,7 +26,7 @@ from tidelog.formats.control_frames import NumberedBatch
 P = TypeVar("P")  # what a second caller waits for
 T = TypeVar("T")  # the outcome it gets
 
-IDEMPOTENCY_KEYS_MAX: Final = 1 << 18  # per topic: two minutes of 2,000 keyed writes a second, about 80 MB
+IDEMPOTENCY_KEYS_MAX: Final = 1 << 18  # per topic: two minutes of 2,000 keyed writes a second, 126 MB
 FORGET_KEYS_MAX: Final = 64  # per call: no write pays for a burst two minutes ago
 
 
