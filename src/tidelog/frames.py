@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidelog.errors import BadInput, Unsupported
 from tidelog.formats import lazy_compute as pc
-from tidelog.times import Time
+from tidelog.times import Time, time_ms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +84,9 @@ def time_range(
 ) -> tuple[int, int | None]:
     """Narrow a range of seqs to records of `since` or later and before `until`. Times of records do not fall."""
     if since is not None:
-        from_seq = max(from_seq, seek(since) - 1)
+        from_seq = max(from_seq, seek(time_ms("since", since)) - 1)
     if until is not None:
-        before = seek(until) - 1
+        before = seek(time_ms("until", until)) - 1
         to_seq = before if to_seq is None else min(to_seq, before)
     return from_seq, to_seq
 

@@ -318,3 +318,11 @@ def test_frames_that_are_no_records_are_refused(database: protocols.Database, na
             getattr(topic, method)(frame)
         assert refused.value.written is False
     assert topic.count == 0
+
+
+def test_a_wrong_time_is_named(database: protocols.Database, name: Name) -> None:
+    topic = database.topic(name())
+    for option in ("since", "until"):
+        wrong: dict[str, Any] = {option: "yesterday"}
+        with pytest.raises(errors.BadInput, match=f"{option} is a datetime or milliseconds"):
+            topic.to_arrow(**wrong)

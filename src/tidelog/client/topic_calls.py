@@ -442,9 +442,9 @@ class TopicCalls:
         nodes = parse_nodes(node)
         check_int("from_seq", from_seq, 0, SEQ_MAX)
         if since is not None:
-            from_seq = max(from_seq, (yield from self.seek(since)) - 1)
+            from_seq = max(from_seq, (yield from self.seek(time_ms("since", since))) - 1)
         if until is not None:
-            before = (yield from self.seek(until)) - 1
+            before = (yield from self.seek(time_ms("until", until))) - 1
             to_seq = before if to_seq is None else min(to_seq, before)
         query = frames.TableQuery(from_seq, to_seq, columns, filter)
         segments: list[ListedSegment] = []

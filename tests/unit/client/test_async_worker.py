@@ -294,7 +294,7 @@ async def generator_later(_: Job) -> AsyncIterator[None]:
 def test_what_is_no_function_is_refused(function: Any) -> None:
     with pytest.raises(BadInput, match="nothing was started"):
         AsyncWorker(Fake(), function)
-    with pytest.raises(BadInput, match="concurrency is 0"):
+    with pytest.raises(BadInput, match="concurrency is a whole number"):
         AsyncWorker(Fake(), lambda _: None, concurrency=0)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from tidelog.errors import BadInput
+from tidelog.times import seconds
 
 _FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -95,10 +96,10 @@ def every(length: float | timedelta) -> Schedule:
     >>> every(60)
     every(60)
     """
-    seconds = length.total_seconds() if isinstance(length, timedelta) else length
-    if not seconds >= 1:
+    given = seconds("the time between two jobs", length)
+    if given is None or not given >= 1:
         raise BadInput(f"a job cannot be due every {length!r:.80}: the shortest time is one second")
-    return Every(int(seconds * 1000))
+    return Every(int(given * 1000))
 
 
 def cron(line: str) -> Schedule:
@@ -107,6 +108,8 @@ def cron(line: str) -> Schedule:
     >>> cron("*/5 8-17 * * mon-fri")
     cron('*/5 8-17 * * mon-fri')
     """
+    if not isinstance(line, str):
+        raise BadInput(f"a cron line is text such as '0 3 * * mon', not {line!r:.80}; nothing was scheduled")
     return Cron(line)
 
 

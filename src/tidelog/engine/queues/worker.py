@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from threading import Condition, Event, Lock, Thread
 from typing import Any, NamedTuple, Protocol, Self, Unpack, runtime_checkable
 
@@ -37,6 +36,7 @@ from tidelog.engine.queues.worker_options import (
     log,
 )
 from tidelog.errors import Error, Refused
+from tidelog.times import Duration, Seconds
 
 
 class HasCount(Protocol):
@@ -95,9 +95,9 @@ class Worker:
         *,
         node: str | None = None,
         concurrency: int = 1,
-        lease_ms: int | None = None,
+        lease_ms: Duration | None = None,
         retries: Backoff | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Seconds | None = None,
         middleware: Sequence[Middleware] = (),
         schedule: Schedule | None = None,
         schedule_data: object = None,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from datetime import timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final, NamedTuple, TypeAlias, TypedDict
 
 from tidelog.disk import process
-from tidelog.engine.queues.jobs import Job
+from tidelog.engine.batch_encoder import check_int
+from tidelog.engine.queues.jobs import TIME_MS_MAX, Job
 from tidelog.engine.queues.schedule import Schedule
 from tidelog.errors import BadInput
+from tidelog.times import Duration, Seconds, duration_ms, seconds
 
 POLL_MS_DEFAULT: Final = 250
 _EXPONENT_MAX: Final = 64
@@ -96,9 +97,9 @@ class WorkerOptions(TypedDict, total=False):
 
     node: str
     concurrency: int
-    lease_ms: int
+    lease_ms: Duration
     retries: Backoff
-    timeout: float | timedelta
+    timeout: Seconds
     middleware: Sequence[Middleware]
     schedule: Schedule
     schedule_data: object
@@ -138,21 +139,32 @@ class WorkerRules:
         *,
         node: str | None = None,
         concurrency: int = 1,
-        lease_ms: int | None = None,
+        lease_ms: Duration | None = None,
         retries: Backoff | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Seconds | None = None,
         middleware: Sequence[Middleware] = (),
         schedule: Schedule | None = None,
         schedule_data: object = None,
         on_error: Callable[[Job, BaseException], object] | None = None,
         poll_ms: int = POLL_MS_DEFAULT,
     ) -> None:
+        lease_ms = None if lease_ms is None else duration_ms("lease_ms", lease_ms)
         for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
-            if value is not None and value < 1:
-                raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and not seconds > 0:
+            if value is not None:
+                check_int(what, value, 1, TIME_MS_MAX)
+        timeout_s = seconds("timeout", timeout)
+        if timeout_s is not None and not timeout_s > 0:
             raise BadInput(f"timeout is {timeout}, it must be above 0; nothing was started")
+        given: tuple[tuple[str, object, bool, str], ...] = (
+            ("node", node, isinstance(node, str), "a text"),
+            ("retries", retries, isinstance(retries, Backoff), "made by backoff(...)"),
+            ("schedule", schedule, hasattr(schedule, "next_after"), "made by every(...) or cron(...)"),
+            ("on_error", on_error, callable(on_error), "a function"),
+            ("middleware", middleware, isinstance(middleware, Sequence), "a list of functions"),
+        )
+        for what, option, is_right, expected in given:
+            if option is not None and not is_right:
+                raise BadInput(f"{what} is {option!r:.80}, it must be {expected}; nothing was started")
         self.is_async = _is_async(function)
         for each in (function, *middleware):
             _check_function(each, is_async=self.is_async)
@@ -163,7 +175,7 @@ class WorkerRules:
             self.function = partial(_call_middleware, wrap, self.function)
         self.node = node if node is not None else f"{self.name[:64]}-{process.process_id()}"
         self.concurrency, self.lease_ms, self.poll_ms = concurrency, lease_ms, poll_ms
-        self.retries, self.timeout_s, self.on_error = retries or backoff(), seconds, on_error
+        self.retries, self.timeout_s, self.on_error = retries or backoff(), timeout_s, on_error
         self._schedule, self._schedule_data = schedule, schedule_data
         self.due_ms: int | None = None  # when a scheduled job is next due, after the start
 

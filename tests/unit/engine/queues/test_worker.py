@@ -15,6 +15,7 @@ from tests.unit.engine.harness import TIMEOUT_S, EngineHarness
 
 import tidelog
 from tidelog import RejectJob, RetryJob, backoff, cron, every
+from tidelog.aio import AsyncWorker
 from tidelog.engine import Job, Queue, Worker
 from tidelog.engine.queues.jobs import AckResult, ExtendResult
 from tidelog.errors import BadInput, Unavailable
@@ -214,10 +215,31 @@ def test_a_failing_source_is_retried() -> None:
     assert str(worker.last_error) == "not now"
 
 
-@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"lease_ms": 0}, {"timeout": 0}])
-def test_invalid_worker_settings_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(BadInput):
-        Worker(Fake(), lambda _: None, node="w", **wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"concurrency": 0}, {"lease_ms": 0}, {"timeout": 0}, {"concurrency": "5"}, {"concurrency": 2.5}),
+        *({"lease_ms": "5"}, {"timeout": "5"}, {"node": 5}, {"retries": 3}, {"schedule": "* * * * *"}),
+        *({"on_error": 5}, {"middleware": print}, {"middleware": [5]}, {"poll_ms": "1"}),
+    ],
+)
+def test_invalid_worker_settings_are_refused(wrong: dict[str, Any]) -> None:
+    kinds: tuple[Any, ...] = (Worker, AsyncWorker)
+    for kind in kinds:
+        with pytest.raises(BadInput):
+            kind(Fake(), lambda _: None, **wrong)
+
+
+def test_times_of_a_worker_are_durations() -> None:
+    source = Fake()
+    source.jobs = [Job(1, 1, 0, 0, 1, "x")]
+    with Worker(source, lambda _: None, lease_ms=timedelta(seconds=3), timeout=timedelta(seconds=9)) as worker:
+        assert worker.wait(1, TIMEOUT_S)
+    for wrong in ("5", None, float("nan")):
+        with pytest.raises(BadInput):
+            every(wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="a cron line is text"):
+        cron(5)  # type: ignore[arg-type]
 
 
 # What a function may be ---------------------------------------------------------------------------------------
