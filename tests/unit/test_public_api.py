@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,14 @@ def test_the_logs_show_exactly_the_documented_names() -> None:
         assert public_names(log) == names[""] | names["(plain)"]
     shown = {name for name in dir(AsyncSegmentedLog) if not name.startswith("_")}
     assert shown == names[""] | names["(async)"]
+
+
+def test_import_loads_no_library_of_an_extra() -> None:
+    """pandas takes longer to import than all of this package, and pyarrow imports it for some of its calls."""
+    libraries = ("pandas", "polars", "duckdb", "pyspark", "httptools", "pyarrow.compute", "pyarrow.fs")
+    program = f"import sys, tidelog; print([name for name in {libraries} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_package_exports_the_documented_objects() -> None:

@@ -28,7 +28,10 @@ PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 1 << 20
 ARROW_BATCH_RECORDS: Final = 10_000
 _HEARTBEAT_S_MIN: Final = 0.001
-EMPTY_ARROW_BATCH: Final = pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
+# `from_pylist` and `pa.array` import pandas where it is installed, which takes as long as all of this package.
+EMPTY_ARROW_BATCH: Final = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, each.type) for each in RECORD_SCHEMA], schema=RECORD_SCHEMA
+)
 
 
 class PageQuery(TypedDict):
