@@ -220,7 +220,7 @@ def test_a_failing_source_is_retried() -> None:
     [
         *({"concurrency": 0}, {"lease_ms": 0}, {"timeout": 0}, {"concurrency": "5"}, {"concurrency": 2.5}),
         *({"lease_ms": "5"}, {"timeout": "5"}, {"node": 5}, {"retries": 3}, {"schedule": "* * * * *"}),
-        *({"on_error": 5}, {"middleware": print}, {"middleware": [5]}, {"poll_ms": "1"}),
+        *({"on_error": 5}, {"middleware": len}, {"middleware": [5]}, {"poll_ms": "1"}),
     ],
 )
 def test_invalid_worker_settings_are_refused(wrong: dict[str, Any]) -> None:
