@@ -1,5 +1,5 @@
-"""Programs that tests run on the machines of a cluster: without Spark (`fill`, `check`), and one under spark-submit
-(`copy`, a stream from a topic of the server into another one).
+"""Programs that tests run on the machines of a cluster: without Spark (`fill`, `topic`, `table`), and under
+spark-submit (`copy`, a stream from a topic of the server into another one, and `live`, a live read).
 
     python -m tests.spark.cluster_programs fill http://10.77.0.4:4000 orders 20000
 """
@@ -79,11 +79,24 @@ def copy(server: str, source: str, target: str, per_batch: str) -> object:
     return {"batches": batches}
 
 
+def live(server: str, topic: str, table: str, storage_options: str) -> object:
+    """Read a table and the log after it as one DataFrame."""
+    import tidelog.spark
+    from tidelog import pipelines
+
+    spark = tidelog.spark.session()
+    rows = pipelines.read_live(spark, server, topic, table, storage_options=json.loads(storage_options), key=KEY)
+    counted = rows.selectExpr("count(*) as rows", "count(distinct seq) as different").collect()[0].asDict()
+    spark.stop()
+    return counted
+
+
 PROGRAMS: Final[dict[str, Callable[..., object]]] = {
     "fill": fill,
     "topic": topic_numbers,
     "table": table_numbers,
     "copy": copy,
+    "live": live,
 }
 
 if __name__ == "__main__":

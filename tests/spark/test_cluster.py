@@ -198,6 +198,60 @@ def test_compact_leaves_the_newest_of_each_key(cluster: Cluster, killed: str) ->
     assert cluster.program("topic", cluster.server, topic) == last
 
 
+def job_words(cluster: Cluster, verb: str, topic: str, table: str, *more: str) -> list[Any]:
+    words = [verb, cluster.server, topic, table_address(table), "--key", KEY]
+    return [*words, *more, *cluster.storage_words(), "--json"]
+
+
+@pytest.mark.cluster
+def test_a_table_is_optimized_vacuumed_and_read_live(cluster: Cluster) -> None:
+    """The driver is killed while executors join files."""
+    topic = filled(cluster, "maintained")
+    cluster.submit(*export_words(cluster, topic, topic)).wait()
+    files = len([name for name in cluster.objects(topic) if "/part-" in name])
+    words = ["optimize", table_address(topic), *cluster.storage_words(), "--json"]
+    job = cluster.submit(*words)
+    job.until(lambda: len([name for name in cluster.objects(topic) if "/part-" in name]) > files)
+    kill_processes(cluster.driver)
+    job.fail()
+    assert cluster.program("table", table_address(topic)) == complete()
+    done = last_json(cluster.submit(*words).wait())
+    assert done["commits"] == 0 or done["removed"] > done["added"], "the kill came after the commit, or before it"
+    assert cluster.program("table", table_address(topic)) == complete()
+    check_equal(cluster, topic, topic)
+    cluster.submit("vacuum", table_address(topic), "--retention", "0s", "--force", *cluster.storage_words()).wait()
+    cluster.program("fill", cluster.server, topic, 1000)
+    words = ["live", cluster.server, topic, table_address(topic), json.dumps(cluster.storage_options)]
+    live = cluster.submit(*words, script=cluster_programs.__file__)
+    assert last_json(live.wait()) == {"rows": ROWS + 1000, "different": ROWS + 1000}
+
+
+@pytest.mark.cluster
+def test_upserts_quarantine_and_many_topics_in_tables_of_a_bucket(cluster: Cluster) -> None:
+    topic, keys = "upserted", 100
+    cluster.program("fill", cluster.server, topic, 1000, keys)
+    words = job_words(cluster, "export", topic, topic, "--mode", "latest", "--latest-key", "/key")
+    job = cluster.submit(*words)
+    job.until(lambda: cluster.files(cluster.one, "/tmp/work"))  # its executors start
+    kill_processes(cluster.one)
+    if job.process.wait(LIMIT_S):
+        cluster.submit(*words).wait()
+    cluster.start_worker(cluster.one)
+    last = {"rows": keys, "different": keys, "sum": sum(range(1000 - keys, 1000))}
+    assert cluster.program("table", table_address(topic)) == last
+    check_equal(cluster, topic, topic)
+    schema = ["--schema", "n int, fill int", "--bad", "quarantine"]  # `fill` is text
+    into = table_address("lake")
+    many = ["export-topics", cluster.server, into, "--topic", topic, "--key", KEY, *schema, *cluster.storage_words()]
+    done = last_json(cluster.submit(*many, "--json").wait())
+    assert [each["state"] for each in done["topics"]] == ["done"]
+    more = ["--schema", "n int, fill int, key int"]
+    tried = last_json(cluster.submit(*job_words(cluster, "reprocess", topic, f"lake/{topic}", *more)).wait())
+    assert (tried["fitted"], tried["left"]) == (0, tried["before"])
+    assert tried["before"] > 0
+    check_equal(cluster, topic, f"lake/{topic}")
+
+
 @pytest.mark.cluster
 def test_executor_without_the_package_says_so_and_nothing_is_committed(cluster: Cluster) -> None:
     """The interpreter has the same path everywhere, and on the workers it does not see Tidelog."""
@@ -207,6 +261,31 @@ def test_executor_without_the_package_says_so_and_nothing_is_committed(cluster: 
     said = cluster.submit(*export_words(cluster, topic, topic), python="/tmp/python").fail()
     assert "cannot import tidelog" in said
     assert "set PYSPARK_PYTHON before the session is started" in said
+    assert not cluster.objects(f"{topic}/_delta_log")
+
+
+OTHER_VERSION = """
+import sys
+from collections import namedtuple
+
+kind = namedtuple("version_info", "major minor micro releaselevel serial")
+sys.version_info = kind(3, sys.version_info[1] + 1, 0, "final", 0)
+"""
+
+
+@pytest.mark.cluster
+def test_executor_with_another_python_says_so_and_nothing_is_committed(cluster: Cluster) -> None:
+    """The interpreter of the workers says that it is the next minor version."""
+    topic = filled(cluster, "other-python", 1000)
+    for machine in (cluster.driver, cluster.one, cluster.two):
+        cluster.install_python(machine, "/tmp/other-python", "")
+    for machine in (cluster.one, cluster.two):
+        machine.run("sh", "-c", f"printf '%s' '{OTHER_VERSION}' > /tmp/site/sitecustomize.py")
+    said = cluster.submit(*export_words(cluster, topic, topic), python="/tmp/other-python").fail()
+    for machine in (cluster.one, cluster.two):
+        machine.run("rm", "/tmp/site/sitecustomize.py")
+    assert "PYTHON_VERSION_MISMATCH" in said
+    assert "PYSPARK_PYTHON" in said
     assert not cluster.objects(f"{topic}/_delta_log")
 
 
