@@ -157,7 +157,7 @@ def test_every_job_runs_over_spark_connect(tmp_path: Path) -> None:
         "topics": [302],
         "erase": [1, 1],
         "gaps": True,
-        "history": 2,
+        "history": 1,  # the two jobs of one put
         "damage": 0,
         "stats": 301,
         "restore": 301,
