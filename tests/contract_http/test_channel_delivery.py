@@ -310,11 +310,13 @@ def test_channel_commands_report_what_they_do_not_have(channel_server: Server, c
             ("channel_publish", "channel_ack", {"payload": "x", "qso": 1}),
             ("channel_members", "channel_members", {"size": 1}),
             ("channel_history", "channel_history", {"newset": 1}),
-            ("channel_leave", "channel_left", {"usr": "x"}),
         ):
             (said,) = one.request(op, reply, channel=channel_name, **fields)["warnings"]
             assert said.startswith("there is no field")
             assert said.endswith("it was ignored")
+        with ChannelSocket(channel_server, key="bob") as two:  # with the last member the channel would end
+            two.request("channel_join", "channel_joined", channel=channel_name)
+            assert two.request("channel_leave", "channel_left", channel=channel_name, usr="x")["warnings"]
 
 
 def test_a_socket_joins_hears_and_says(channel_server: Server, ann: ChannelApi, channel_name: str) -> None:

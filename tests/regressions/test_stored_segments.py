@@ -346,14 +346,18 @@ def test_a_store_that_is_not_the_right_one_is_not_damage(other: str) -> None:
     else:
         with open_database(disk, "second", cold="elsewhere", hot_retain_segments=0) as db:
             db.topic("t").append([b"x"] * 8)
+    with pytest.raises(WrongStore, match=r"no marker|another database"):
+        open_database(disk, cold="elsewhere", read_only=True)
+    disk.rename("cold", "kept")
+    disk.rename("elsewhere", "cold")
     for task in ("read", "backup"):
-        with open_database(disk, cold="elsewhere", read_only=True) as db:
+        with open_database(disk, cold="cold", read_only=True) as db:
             with pytest.raises(StoreUnavailable, match=r"no marker|another database"):
                 _ = db.topic("t").read(0, 1) if task == "read" else db.topic("t").to_arrow()
             assert db.topic("t").read(16).records[0].data == b"active"
             assert db.health().ok
     for full in (False, True):
-        report = check_directory("data", disk=disk, cold="elsewhere", full=full)
+        report = check_directory("data", disk=disk, cold="cold", full=full)
         found = list(report)
         assert [(each.kind, each.damage) for each in found] == [("cold", False)] * 2
         assert "not verified" in found[0].reason

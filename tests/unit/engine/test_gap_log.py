@@ -41,7 +41,7 @@ def test_every_way_to_lose_records_has_its_row(durability: str) -> None:
         ("cap", 1, 2, 2, 6),
         ("delete", 4, 6, 2, 6),
         ("delete", 7, 7, 1, 1),
-        ("ttl", 3, 7, 2, 6),
+        ("ttl", 3, 5, 2, 6),
         ("drop", 8, 8, 1, 5),
     ]
     assert [row.actor for row in rows] == ["retention", "ada", None, "retention", "bob"]
