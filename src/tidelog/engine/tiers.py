@@ -54,6 +54,7 @@ from tidelog.formats.sealed_segment import Footer
 from tidelog.types import Buffer
 
 TASK: Final = "tiers"
+_RESTS_PER_S: Final = 8  # the background rests so long after a segment: writers of the same disk wait for its syncs
 _VERIFY_BYTES: Final = 8 << 20  # of one read
 _PLAN_INTERVAL_MS: Final = 1_000
 _BACKOFF_MS: Final = (1_000, 60_000)
@@ -484,6 +485,7 @@ class Tiers:
         finally:
             self._in_flight.discard(key)
         self.relocated, self.relocated_bytes = self.relocated + 1, self.relocated_bytes + segment.size
+        pause(self._context.limits.cold_rate_bytes // _RESTS_PER_S)
         return True
 
     def _new_key(self, topic: TopicState, segment: Segment) -> str:
@@ -587,6 +589,7 @@ class Tiers:
             if is_gone and is_fetched:  # a file that was there before may be all that the newest manifest names
                 remove_if_exists(disk, path)
         self._context.cold.cache.drop(row.key)
+        pause(self._context.limits.cold_rate_bytes // _RESTS_PER_S)
         return not is_gone
 
     def _fetch(self, segment: Segment, row: ColdRow, temporary: str, pause: Callable[[int], None]) -> None:
