@@ -254,9 +254,10 @@ class ErasedFile(Part):
     new_xxh3: str | None
 
 
-class Erased(TopicBody):
+class ErasureReceipt(Body):
     """The receipt of an erasure, as the gap log stores it."""
 
+    topic: str
     number: Annotated[Count, described("Position in the chain of receipts.")]
     topic_id: Count
     ts_ms: TimestampMs
@@ -273,12 +274,16 @@ class Erased(TopicBody):
     hash: Annotated[str, described("SHA-256 of this receipt with an empty hash.")]
 
 
+class Erased(ErasureReceipt, TimedBody):
+    """The receipt of this erasure."""
+
+
 class Sealed(TopicBody):
     """The active segment is closed."""
 
 
 class ErasureList(TimedBody):
-    erasures: Annotated[list[Any], described(items=schema_ref("Erased"))]
+    erasures: Annotated[list[Any], described(items=schema_ref("ErasureReceipt"))]
 
 
 class ErasuresVerified(TimedBody):
