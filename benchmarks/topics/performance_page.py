@@ -128,9 +128,9 @@ _BENCHMARKS = {
 _STORAGE_HEADING = "## Storage\n"
 _STORAGE_TEXT = """
 What moves, frees and copies the bytes of topics, beside the same bytes copied without Tidelog, and what many topics
-cost. Other runs than those above, on a machine that others used as well: {machine}.
-Its load was {loads} when measurements began, on {cores} cores: a time, and the slowest call in a hundred, say more
-about that than about Tidelog. Trust ratios that are far from their target, and processor times.
+cost. Other runs than those above: {machine}.
+Its load was {loads} when measurements began, on {cores} cores; the runs before add to it. The
+slowest call in a hundred moves most between two runs.
 
 ### Tiers
 
