@@ -139,8 +139,9 @@ class DirectoryStore:
         path = join(self._root, check_key(key))
         temporary, directory = path + _TEMPORARY_SUFFIX, parent_dir(path)
         try:
-            self._disk.make_dir(directory, durable=directory != self._made)
-            self._made = directory
+            if directory != self._made or self._disk.stat(directory) is None:  # it may have been removed meanwhile
+                self._disk.make_dir(directory)
+                self._made = directory
             with suppress(FileNotFoundError):
                 self._disk.remove(temporary)
             file = self._disk.open(temporary, "create")

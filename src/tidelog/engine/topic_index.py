@@ -548,17 +548,15 @@ class TopicIndex:
         """Return one past the last live record older than `before_ms`. Times do not fall, so all before it are older
         too; deleted records after it are no part of the gap. Raises Corrupt where this depends on an index that its
         frame contradicts."""
-        floor = 0
+        older: list[Slice] = []
         for each in self.slices(self.earliest, self.head + 1):
-            part, first, stop = each
-            if part.last_ts >= before_ms:
-                count = _count_older(part, first, stop, before_ms) if part.first_ts < before_ms else 0
-                each = each._replace(stop=first + count)
-            if (last := each.last_live()) is not None:
-                floor = last + 1
-            if part.last_ts >= before_ms:
+            if each.part.last_ts >= before_ms:
+                if each.part.first_ts < before_ms:
+                    count = _count_older(each.part, each.first, each.stop, before_ms)
+                    older.append(each._replace(stop=each.first + count))
                 break
-        return floor
+            older.append(each)
+        return next((last + 1 for each in reversed(older) if (last := each.last_live()) is not None), 0)
 
     def drop_parts(self, dropped: Sequence[Segment | MemTable]) -> None:
         """Drop parts without live records. Their ranges are remembered as deleted, not as holes."""

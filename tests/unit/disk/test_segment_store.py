@@ -71,6 +71,17 @@ def test_put_is_durable_on_return() -> None:
         assert DirectoryStore(image.disk, "/cold").read("t/a", 0, 10_000) == NEW
 
 
+def test_put_is_durable_where_its_directory_was_removed_between_two() -> None:
+    disk = SimDisk()
+    store = DirectoryStore(disk, "/cold")
+    store.put("t/a", [OLD])
+    store.delete("t/a")
+    disk.remove_dir("/cold/t")
+    store.put("t/a", [NEW])
+    for image in disk.images():
+        assert DirectoryStore(image.disk, "/cold").read("t/a", 0, 10_000) == NEW
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "step"),
     [
